@@ -1,0 +1,189 @@
+"""Describe a board: what its hardware is, where its firmware throttles, and what we allow ourselves.
+
+One file per board in device-configs/; `board = "auto"` finds it by the device tree's compatible strings, else by
+architecture. The toolchain builds *for* a board file, the daemon runs *with* one, the lab emulates one.
+Every number has a source, in the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from edgeinfer.errors import ConfigError, Problem
+from edgeinfer.limits import ThermalLevel
+from edgeinfer.toml_file import Bytes, MilliCelsius, Nanoseconds, load_toml, make_converter, structure
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor, as the toolchain needs to know it."""
+
+    architecture: str
+    """`aarch64` or `x86_64`."""
+    cores: int
+    max_clock_mhz: int
+    instruction_sets: list[str]
+    """/proc/cpuinfo flags that every board of this kind has (`asimddp`, `avx2`, `avx512_vnni`, …)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How much there is and how much of it is ours."""
+
+    total: Bytes
+    ceiling: Bytes
+    """Most that models and their workers may take."""
+    reserve: Bytes = Bytes(64 << 20)
+    """Left free for the rest of the system, whatever the ceiling says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A temperature at which we act, and how."""
+
+    level: str
+    """`warm`, `hot` or `critical`."""
+    at_c: MilliCelsius
+    """Reached: the level begins."""
+    hysteresis_c: MilliCelsius
+    """The level ends this far below `at_c`."""
+    duty_cycle: float
+    """Share of the time that local workers may run at this level."""
+
+    @property
+    def thermal_level(self) -> ThermalLevel:
+        """The level as the governor knows it."""
+        return ThermalLevel[self.level.upper()]
+
+
+@dataclass(frozen=True, slots=True)
+class Thermal:
+    """Which zones to believe, and the trip points."""
+
+    zones: list[str]
+    """Types of the thermal zones that tell the CPU's temperature, in order of preference (`cpu-thermal`)."""
+    firmware_trip_c: MilliCelsius
+    """Where firmware or kernel throttles; every trip of ours lies below."""
+    trips: list[Trip]
+    dwell: Nanoseconds = Nanoseconds(5_000_000_000)
+    """Shortest stay in a level before it may fall again."""
+    fault_duty_cycle: float = 0.5
+    """Duty cycle while no zone can be believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabModel:
+    """First-order thermal model of the board for the device lab: T' = (ambient + R * P - T) / (R * C)."""
+
+    resistance_c_per_w: float
+    capacity_j_per_c: float
+    idle_w: float
+    watt_per_core: float
+    """Power of one busy core at the highest clock."""
+    throttled_share: float = 0.5
+    """Share of the clock that firmware leaves while it throttles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The whole of a board file."""
+
+    name: str
+    description: str
+    cpu: Cpu
+    memory: Memory
+    thermal: Thermal
+    compatible: list[str] = field(default_factory=list)
+    """Device-tree compatible strings that identify it."""
+    quirks: list[str] = field(default_factory=list)
+    """For people: which sensors lie, what is special."""
+    sources: list[str] = field(default_factory=list)
+    """Where the numbers come from."""
+    lab: LabModel | None = None
+
+
+def load_board(path: Path) -> Board:
+    """Read a board file.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    board = structure(load_toml(path), Board, str(path), make_converter())
+    if problems := check_board(board):
+        raise ConfigError(str(path), tuple(problems))
+    return board
+
+
+def check_board(board: Board) -> list[Problem]:
+    """Return what contradicts itself."""
+    problems = []
+    if not board.cpu.cores >= 1:
+        problems.append(Problem("cpu.cores", f"{board.cpu.cores} is not at least 1"))
+    if board.memory.ceiling > board.memory.total:
+        problems.append(Problem("memory.ceiling", "is more than memory.total"))
+    previous: Trip | None = None
+    for index, trip in enumerate(board.thermal.trips):
+        path = f"thermal.trips[{index}]"
+        if trip.level not in {"warm", "hot", "critical"}:
+            problems.append(Problem(f"{path}.level", f"{trip.level!r} is not warm, hot or critical"))
+            continue
+        if trip.at_c > board.thermal.firmware_trip_c:
+            problems.append(Problem(f"{path}.at_c", "lies above thermal.firmware_trip_c: the firmware would act first"))
+        if trip.hysteresis_c <= 0:
+            problems.append(Problem(f"{path}.hysteresis_c", "must be above 0"))
+        if not 0 <= trip.duty_cycle <= 1:
+            problems.append(Problem(f"{path}.duty_cycle", f"{trip.duty_cycle} is not between 0 and 1"))
+        if previous is not None and not (
+            trip.thermal_level > previous.thermal_level
+            and trip.at_c > previous.at_c
+            and trip.duty_cycle <= previous.duty_cycle
+        ):
+            problems.append(
+                Problem(path, "trips must rise in level and temperature, and never allow more than the one before")
+            )
+        previous = trip
+    if not 0 <= board.thermal.fault_duty_cycle <= 1:
+        problems.append(Problem("thermal.fault_duty_cycle", f"{board.thermal.fault_duty_cycle} is not between 0 and 1"))
+    return problems
+
+
+def known_boards(folder: Path | None = None) -> dict[str, Path]:
+    """Return the board files by name: those of `folder`, or the ones that came with edgeinfer."""
+    root = folder or shipped_boards()
+    return {path.stem: path for path in sorted(root.glob("*.toml"))}
+
+
+def shipped_boards() -> Path:
+    """Return the folder of the board files that came with this installation.
+
+    A wheel carries them inside the package; a source tree has them at its top.
+    """
+    packaged = Path(str(resources.files("edgeinfer"))) / "device-configs"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "device-configs"
+
+
+def find_board(folder: Path | None = None, *, proc_root: Path = Path("/proc"), machine: str) -> Path:
+    """Return the board file of this machine: by device tree, else `generic-arm64` or `generic-x86`.
+
+    Raises:
+        ConfigError: no file fits.
+    """
+    boards = known_boards(folder)
+    try:
+        raw = (proc_root / "device-tree" / "compatible").read_bytes()
+    except OSError:
+        raw = b""
+    compatible = [item.decode("ascii", "replace") for item in raw.split(b"\0") if item]
+    for wanted in compatible:  # most specific first
+        for path in boards.values():
+            if wanted in load_board(path).compatible:
+                return path
+    generic = {"aarch64": "generic-arm64", "x86_64": "generic-x86"}.get(machine)
+    if generic in boards:
+        return boards[generic]
+    raise ConfigError(
+        "board",
+        (Problem("board", f"no board file fits {machine} {compatible}; name one (known: {', '.join(boards)})"),),
+    )

@@ -1,0 +1,104 @@
+"""What a bundle costs on one machine: measured there, or estimated for it and marked so.
+
+The toolchain writes one beside its report, a device writes its own into the store (never into the bundle's folder),
+and `edgeinfer-tools --profile-from` reads a device's back. One schema for all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edgeinfer.errors import ManifestInvalid, UnsupportedSchema
+
+SCHEMA = 1
+
+
+class Latency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Distribution of the time of one run, in microseconds."""
+
+    p50_us: int
+    p90_us: int
+    p99_us: int
+    mean_us: int
+    runs: int
+
+
+class OperatingCost(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one variant costs with one provider and one thread count."""
+
+    variant: str
+    provider: str
+    threads: int
+    latency: Latency
+    load_ms: float
+    load_peak_bytes: int
+    """Anonymous memory at the peak of loading and running."""
+    steady_bytes: int
+    """Anonymous memory between runs."""
+    mapped_bytes: int = 0
+    """Hot set of mapped weight files; charged once however many workers map it."""
+    cpu_us_per_run: int = 0
+    """CPU time over all threads: the proxy of its heat."""
+    clock_slope: float | None = None
+    """d log(latency) / d log(clock period): 1.0 is compute-bound, 0.0 memory-bound; None when not measured."""
+    clock_hz: int | None = None
+    """Clock at which the latency holds."""
+    energy_uj_per_run: int | None = None
+    """Microjoules of one run, where the machine has a readable power rail."""
+    form: Literal["plain", "prepacked", "mapped"] = "plain"
+    """Which compiled form was measured."""
+
+
+class Profile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """All costs of one bundle on one machine."""
+
+    schema: int
+    model: str
+    version: str
+    bundle_digest: str
+    board: str
+    """Name of the board file that describes the machine."""
+    machine: str
+    """CPU model, for people."""
+    cpu_flags: list[str]
+    onnxruntime: str
+    origin: Literal["measured", "estimated"]
+    """Measured on that machine, or scaled to it by a stated model."""
+    costs: list[OperatingCost]
+    estimate_model: str = ""
+    """How an estimate was scaled, in words."""
+    recorded_at: str = ""
+    """Wall time of the measurement: a label, it decides nothing."""
+
+    def cost(self, variant: str, *, provider: str, threads: int) -> OperatingCost | None:
+        """Return the cost measured for exactly this operating point, if there is one."""
+        for cost in self.costs:
+            if (cost.variant, cost.provider, cost.threads) == (variant, provider, threads):
+                return cost
+        return None
+
+
+def encode_profile(profile: Profile) -> bytes:
+    """Return the bytes of a profile file: sorted keys, indented, one newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(profile, order="sorted"), indent=2) + b"\n"
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile file.
+
+    Raises:
+        ManifestInvalid: missing or not a profile.
+        UnsupportedSchema: made for another version of the format.
+    """
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as error:
+        raise ManifestInvalid(f"{path}: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ManifestInvalid(f"{path} is not a profile: {error}") from error
+    if profile.schema != SCHEMA:
+        raise UnsupportedSchema(f"{path} has schema {profile.schema}, this edgeinfer reads {SCHEMA}")
+    return profile

@@ -1,0 +1,56 @@
+"""The one seam between deciding and running: local, remote and fake executors are the same behind it.
+
+`tests/execution/executor_contract.py` holds every implementation to this page. A scheduler needs nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgeinfer.request import Expired, Failure, InferRequest, Placement, Refusal, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How long a request would take on an executor from dispatch to result, from what was observed there."""
+
+    p50_ns: int
+    p99_ns: int
+    wait_ns: int = 0
+    """Work ahead of it inside the executor (a busy worker, a peer's queue), on top of the percentiles."""
+    cores: int = 1
+    """CPU cores of this machine that it keeps busy; 0 for remote work."""
+
+    @property
+    def finish_p99_ns(self) -> int:
+        """Wait and run together, pessimistically: what promises are made with."""
+        return self.wait_ns + self.p99_ns
+
+
+class Executor(Protocol):
+    """Runs requests somewhere. Loop thread only."""
+
+    @property
+    def placement(self) -> Placement:
+        """Local or nearby."""
+        ...
+
+    def estimate(self, request: InferRequest) -> Estimate | Refusal:
+        """Return what running `request` now would take, or why it can't run here now.
+
+        Cheap, without side effects, and never waits. A refusal here is final for this placement at this moment
+        (model missing, quarantined, link down, circuit open, data scope), never a guess about the deadline.
+        """
+        ...
+
+    async def execute(self, request: InferRequest) -> Result | Refusal | Failure | Expired:
+        """Run `request` and return how it ended; never raise for anything that can happen to a request.
+
+        Returns `Expired` at `request.deadlines.total_ns` (not later than the loop can wake up), whatever the worker
+        or peer is doing; what still runs is stopped behind the caller's back and its result is never delivered as
+        anyone's answer. Exception: with `request.accept_late` it keeps waiting, for as long as it pays.
+        When the awaiting task is cancelled the work stops too. Marks `request.timeline` from `dispatched_ns` on.
+        A `Result` is leased: its receiver must `release` it.
+        """
+        ...

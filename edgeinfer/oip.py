@@ -1,0 +1,363 @@
+"""Read and write Open Inference Protocol v2 bodies: the one tensor codec of edgeinfer.
+
+A body is a JSON header followed by the raw little-endian tensors that the header announces with the binary
+tensor extension (`parameters.binary_data_size`); `Inference-Header-Content-Length` (an HTTP header, an MQTT
+user property, a field of a worker message) says where the JSON ends. The same body travels over the UNIX
+socket, MQTT and the worker channel. Tensors that stand in the JSON (`data`) are read too, and turned into raw
+bytes once, at the door. Nothing here needs numpy.
+
+An encoded medium (a JPEG, a WAV, a text) is a BYTES tensor of shape [1] with `parameters.content_type`; the
+worker decodes it as the manifest says. BYTES elements are each a 4-byte little-endian length and the bytes.
+
+Format: https://github.com/kserve/open-inference-protocol and Triton's binary tensor data extension.
+"""
+
+from __future__ import annotations
+
+import array
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from edgeinfer.datatype import ITEM_BYTES
+from edgeinfer.errors import ProtocolError
+from edgeinfer.request import Payload
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+MAX_HEADER_BYTES = 1 << 20
+MAX_TENSORS = 64
+MAX_RANK = 8
+
+_ARRAY_CODE = {
+    "UINT8": "B", "INT8": "b", "UINT16": "H", "INT16": "h", "UINT32": "I", "INT32": "i",
+    "UINT64": "Q", "INT64": "q", "FP32": "f", "FP64": "d",
+}  # fmt: skip
+
+Parameters = dict[str, Any]
+
+
+class Tensor(msgspec.Struct, omit_defaults=True):
+    """One tensor of the header: what it is, not its bytes."""
+
+    name: str
+    datatype: str = ""
+    shape: list[int] = []
+    parameters: Parameters = {}
+    data: Any = None
+    """The elements in JSON, nested or flat; empty when they follow the header in binary form."""
+
+    @property
+    def binary_size(self) -> int | None:
+        """Bytes of its raw form after the header, or None when it stands in the JSON."""
+        size = self.parameters.get("binary_data_size")
+        return size if isinstance(size, int) else None
+
+
+class RequestHeader(msgspec.Struct, omit_defaults=True):
+    """The JSON part of an inference request."""
+
+    inputs: list[Tensor]
+    id: str = ""
+    parameters: Parameters = {}
+    outputs: list[Tensor] = []
+
+
+class ResponseHeader(msgspec.Struct, omit_defaults=True):
+    """The JSON part of an inference response."""
+
+    outputs: list[Tensor]
+    model_name: str = ""
+    model_version: str = ""
+    id: str = ""
+    parameters: Parameters = {}
+
+
+Header = RequestHeader | ResponseHeader
+
+_encoder = msgspec.json.Encoder()
+_request_decoder = msgspec.json.Decoder(RequestHeader)
+_response_decoder = msgspec.json.Decoder(ResponseHeader)
+
+
+def encode_request(
+    inputs: Sequence[tuple[str, str, Sequence[int], bytes | bytearray | memoryview]],
+    *,
+    parameters: Parameters | None = None,
+    content_types: dict[str, str] | None = None,
+    request_id: str = "",
+) -> Payload:
+    """Make a request body from (name, datatype, shape, raw little-endian bytes) of each input.
+
+    `content_types` marks encoded media by input name. The buffers are referenced, not copied.
+    """
+    described = [_describe(name, datatype, shape, raw) for name, datatype, shape, raw in inputs]
+    for tensor in described:
+        if content_types and tensor.name in content_types:
+            tensor.parameters["content_type"] = content_types[tensor.name]
+    header = RequestHeader(inputs=described, id=request_id, parameters=parameters or {})
+    return Payload(_encoder.encode(header), tuple(raw for _, _, _, raw in inputs))
+
+
+def encode_response(
+    outputs: Sequence[tuple[str, str, Sequence[int], bytes | bytearray | memoryview]],
+    *,
+    model: str = "",
+    version: str = "",
+    parameters: Parameters | None = None,
+    request_id: str = "",
+) -> Payload:
+    """Make a response body from (name, datatype, shape, raw bytes) of each output. See `encode_request`."""
+    described = [_describe(name, datatype, shape, raw) for name, datatype, shape, raw in outputs]
+    header = ResponseHeader(
+        outputs=described, model_name=model, model_version=version, id=request_id, parameters=parameters or {}
+    )
+    return Payload(_encoder.encode(header), tuple(raw for _, _, _, raw in outputs))
+
+
+def encode_media(name: str, data: bytes | bytearray | memoryview, content_type: str, **parameters: Any) -> Payload:
+    """Make a request body that carries one encoded medium for the input `name`."""
+    raw = bytes_element(data)
+    return encode_request(
+        [(name, "BYTES", [1], raw)], parameters=parameters or None, content_types={name: content_type}
+    )
+
+
+def decode_request(header: bytes | memoryview, body: bytes | memoryview = b"") -> tuple[RequestHeader, Payload]:
+    """Check a request completely and return its header and its payload in all-binary form.
+
+    The payload's tensors are views of `body` (or fresh bytes, for tensors that stood in the JSON).
+
+    Raises:
+        ProtocolError: the body is not a valid OIP request; the text says which tensor, what was expected, what came.
+    """
+    parsed = _parse(header, _request_decoder)
+    assert isinstance(parsed, RequestHeader)
+    if not parsed.inputs:
+        raise ProtocolError("an inference request needs at least one input")
+    buffers = _take(parsed.inputs, body, "input")
+    return parsed, Payload(_encoder.encode(parsed), buffers)
+
+
+def decode_response(header: bytes | memoryview, body: bytes | memoryview = b"") -> tuple[ResponseHeader, Payload]:
+    """Check a response completely; as `decode_request`.
+
+    Raises:
+        ProtocolError: the body is not a valid OIP response.
+    """
+    parsed = _parse(header, _response_decoder)
+    assert isinstance(parsed, ResponseHeader)
+    buffers = _take(parsed.outputs, body, "output")
+    return parsed, Payload(_encoder.encode(parsed), buffers)
+
+
+def request_header(payload: Payload) -> RequestHeader:
+    """Return the header of a payload that was checked before."""
+    return _request_decoder.decode(payload.header)
+
+
+def response_header(payload: Payload) -> ResponseHeader:
+    """Return the header of a response that was checked before."""
+    return _response_decoder.decode(payload.header)
+
+
+def split(body: bytes | bytearray | memoryview, header_length: int | None) -> tuple[memoryview, memoryview]:
+    """Cut a whole body into header and tensors; without a header length it is all JSON.
+
+    Raises:
+        ProtocolError: the length does not fit the body.
+    """
+    view = memoryview(body)
+    if header_length is None:
+        return view, view[:0]
+    if not 0 < header_length <= len(view):
+        raise ProtocolError(f"{HEADER_LENGTH} is {header_length}, the body has {len(view)} bytes")
+    return view[:header_length], view[header_length:]
+
+
+def join(payload: Payload) -> bytes:
+    """Return header and tensors as one run of bytes."""
+    return b"".join((payload.header, *payload.tensors))
+
+
+def to_json(payload: Payload) -> bytes:
+    """Return a response with its tensors as JSON `data`, for callers that did not ask for binary.
+
+    NaN and infinity become null (JSON has neither); each tensor that had any says so with
+    `parameters.non_finite`, the count.
+    """
+    header = response_header(payload)
+    for tensor, raw in zip(header.outputs, payload.tensors, strict=True):
+        values = elements(tensor, raw)
+        if tensor.datatype in {"FP32", "FP64", "FP16"}:
+            finite = [value if value - value == 0 else None for value in values]
+            if (lost := sum(value is None for value in finite)) > 0:
+                tensor.parameters["non_finite"] = lost
+            values = finite
+        tensor.parameters.pop("binary_data_size", None)
+        tensor.data = values
+    return _encoder.encode(header)
+
+
+def elements(tensor: Tensor, raw: bytes | bytearray | memoryview) -> list[Any]:
+    """Return a tensor's elements as a flat Python list (strings for BYTES that are UTF-8, else bytes)."""
+    if tensor.datatype == "BYTES":
+        return [_text_or_bytes(item) for item in bytes_elements(raw)]
+    if tensor.datatype == "BOOL":
+        return [bool(value) for value in bytes(raw)]
+    if tensor.datatype == "FP16":
+        return [value for (value,) in struct.iter_unpack("<e", raw)]
+    if tensor.datatype == "BF16":
+        return [struct.unpack("<f", b"\0\0" + pair)[0] for (pair,) in struct.iter_unpack("2s", raw)]
+    values = array.array(_ARRAY_CODE[tensor.datatype], bytes(raw))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
+
+
+def bytes_element(data: bytes | bytearray | memoryview) -> bytes:
+    """Return one BYTES element: its length, then its bytes."""
+    return struct.pack("<I", len(data)) + bytes(data)
+
+
+def bytes_elements(raw: bytes | bytearray | memoryview) -> list[memoryview]:
+    """Return views of the elements of a BYTES tensor.
+
+    Raises:
+        ProtocolError: the lengths do not add up.
+    """
+    view, items, at = memoryview(raw).cast("B"), [], 0
+    while at < len(view):
+        if at + 4 > len(view):
+            raise ProtocolError(f"a BYTES tensor ends inside a length, at byte {at} of {len(view)}")
+        (length,) = struct.unpack_from("<I", view, at)
+        at += 4
+        if at + length > len(view):
+            raise ProtocolError(f"a BYTES element of {length} bytes overruns its tensor of {len(view)} bytes")
+        items.append(view[at : at + length])
+        at += length
+    return items
+
+
+def _text_or_bytes(item: memoryview) -> str | bytes:
+    try:
+        return bytes(item).decode()
+    except UnicodeDecodeError:
+        return bytes(item)
+
+
+def _describe(name: str, datatype: str, shape: Sequence[int], raw: bytes | bytearray | memoryview) -> Tensor:
+    size = memoryview(raw).nbytes
+    return Tensor(name=name, datatype=datatype, shape=list(shape), parameters={"binary_data_size": size})
+
+
+def _parse(header: bytes | memoryview, decoder: msgspec.json.Decoder[Any]) -> Header:
+    if len(header) > MAX_HEADER_BYTES:
+        raise ProtocolError(f"the JSON header has {len(header)} bytes, at most {MAX_HEADER_BYTES} are read")
+    try:
+        return decoder.decode(header)  # type: ignore[no-any-return]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"the JSON header is not a valid inference header: {error}") from error
+
+
+def _take(tensors: list[Tensor], body: bytes | memoryview, role: str) -> tuple[bytes | memoryview, ...]:
+    """Return each tensor's raw bytes, in order, having checked names, types, shapes and sizes."""
+    if len(tensors) > MAX_TENSORS:
+        raise ProtocolError(f"{len(tensors)} {role}s, at most {MAX_TENSORS} are taken")
+    view, at, buffers = memoryview(body).cast("B"), 0, []
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in seen:
+            raise ProtocolError(f"{role} {tensor.name!r} is given twice")
+        seen.add(tensor.name)
+        count = _element_count(tensor, role)
+        size = tensor.binary_size
+        raw: bytes | memoryview
+        if tensor.data is not None:
+            raw = _from_json(tensor, count, role)
+        elif size is None:
+            raise ProtocolError(f"{role} {tensor.name!r} has neither data nor parameters.binary_data_size")
+        elif size < 0 or at + size > len(view):
+            raise ProtocolError(
+                f"{role} {tensor.name!r} announces {size} bytes, {len(view) - at} are left in the body"
+            )
+        else:
+            raw = view[at : at + size]
+            at += size
+        _check_size(tensor, raw, count, role)
+        tensor.data = None
+        tensor.parameters["binary_data_size"] = memoryview(raw).nbytes
+        buffers.append(raw)
+    if at != len(view):
+        raise ProtocolError(f"{len(view) - at} bytes after the last {role}")
+    return tuple(buffers)
+
+
+def _element_count(tensor: Tensor, role: str) -> int:
+    if tensor.datatype != "BYTES" and tensor.datatype not in ITEM_BYTES:
+        known = ", ".join([*ITEM_BYTES, "BYTES"])
+        raise ProtocolError(f"{role} {tensor.name!r} has datatype {tensor.datatype!r}; known are {known}")
+    if len(tensor.shape) > MAX_RANK or any(not 0 <= dim <= 1 << 40 for dim in tensor.shape):
+        raise ProtocolError(f"{role} {tensor.name!r} has an impossible shape {tensor.shape}")
+    count = 1
+    for dim in tensor.shape:
+        count *= dim
+    return count
+
+
+def _check_size(tensor: Tensor, raw: bytes | memoryview, count: int, role: str) -> None:
+    size = memoryview(raw).nbytes
+    if tensor.datatype == "BYTES":
+        if (got := len(bytes_elements(raw))) != count:
+            raise ProtocolError(f"{role} {tensor.name!r} of shape {tensor.shape} has {got} elements, not {count}")
+    elif size != (expected := count * ITEM_BYTES[tensor.datatype]):
+        raise ProtocolError(
+            f"{role} {tensor.name!r}, {tensor.datatype} {tensor.shape}, needs {expected} bytes, {size} came"
+        )
+
+
+def _from_json(tensor: Tensor, count: int, role: str) -> bytes:
+    """Return the raw bytes of a tensor whose elements stand in the JSON, nested or flat."""
+    kind: Any = str if tensor.datatype == "BYTES" else bool if tensor.datatype == "BOOL" else float
+    if tensor.datatype.startswith(("INT", "UINT")):
+        kind = int
+    try:
+        flat = msgspec.convert(_flatten(tensor.data), list[kind])
+        if len(flat) != count:
+            raise ProtocolError(
+                f"{role} {tensor.name!r} of shape {tensor.shape} has {len(flat)} elements, not {count}"
+            )
+        if tensor.datatype == "BYTES":
+            return b"".join(bytes_element(item.encode()) for item in flat)
+        if tensor.datatype == "BOOL":
+            return bytes(flat)
+        if tensor.datatype == "FP16":
+            return struct.pack(f"<{count}e", *flat)
+        if tensor.datatype == "BF16":
+            raise ProtocolError(f"{role} {tensor.name!r}: BF16 travels in binary form only")
+        values = array.array(_ARRAY_CODE[tensor.datatype], flat)
+    except (msgspec.MsgspecError, OverflowError, struct.error, UnicodeEncodeError, RecursionError) as error:
+        raise ProtocolError(f"{role} {tensor.name!r} has data that is not {tensor.datatype}: {error}") from error
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _flatten(value: Any) -> list[Any]:
+    """Return the leaves of nested lists, in order, without recursion (the nesting is the sender's)."""
+    leaves: list[Any] = []
+    stack = [iter(value)] if isinstance(value, list) else []
+    if not stack:
+        return [value]
+    while stack:
+        for item in stack[-1]:
+            if isinstance(item, list):
+                stack.append(iter(item))
+                break
+            leaves.append(item)
+        else:
+            stack.pop()
+    return leaves

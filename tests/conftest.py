@@ -1,0 +1,3 @@
+"""Fixtures that every room's tests share."""
+
+from __future__ import annotations
