@@ -156,12 +156,8 @@ def known_boards(folder: Path | None = None) -> dict[str, Path]:
 
 
 def shipped_boards() -> Path:
-    """Return the folder of the board files that came with this installation.
-
-    A wheel carries them inside the package; a source tree has them at its top.
-    """
-    packaged = Path(str(resources.files("edgeinfer"))) / "device-configs"
-    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "device-configs"
+    """Return the folder of the board files that came with this installation."""
+    return Path(str(resources.files("edgeinfer") / "device-configs"))
 
 
 def find_board(folder: Path | None = None, *, proc_root: Path = Path("/proc"), machine: str) -> Path:

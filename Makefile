@@ -1,0 +1,55 @@
+# Every target does its own set-up: virtual environment, packages, mosquitto, models.
+# Needs Python 3.11 or newer with venv; installs mosquitto through apt when it is missing and we may.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BUNDLES := build/bundles
+MODELS := pp-ocr-det silero-vad support-intent
+BOARD := device-configs/generic-x86.toml
+
+.PHONY: help demo test test-fast lint format bench bench-show bundles setup clean
+.DELETE_ON_ERROR:
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  make %-12s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml
+	@sh tools/setup/venv.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+setup: $(VENV)/.installed  ## make the virtual environment, install mosquitto if missing
+	@sh tools/setup/mosquitto.sh
+
+bundles: $(VENV)/.installed $(MODELS:%=$(BUNDLES)/%/manifest.json)  ## build the bundles of models/
+
+$(BUNDLES)/%/manifest.json: models/%/recipe.toml | $(VENV)/.installed
+	@rm -rf $(BUNDLES)/$*
+	$(BIN)/edgeinfer-tools build models/$* --board $(BOARD) -o $(BUNDLES)/$*
+
+demo: setup bundles  ## the whole main job, live, in under three minutes; writes build/demo/report.json
+	$(BIN)/python -m edgeinfer_demo --bundles $(BUNDLES) --out build/demo
+
+test: setup bundles  ## all tests
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.installed  ## the tests that start no process and take under a quarter of a second
+	$(BIN)/pytest -m "not slow and not system" $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup bundles  ## benchmarks: tables, and build/bench/NAME.json
+	$(BIN)/python -m edgeinfer_bench run --bundles $(BUNDLES) --out build/bench
+
+bench-show: $(VENV)/.installed  ## print every figure measured so far, with goal and verdict
+	$(BIN)/python -m edgeinfer_bench show --out build/bench
+
+clean:  ## forget everything that was built
+	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,280 @@
+"""The `edgeinfer` command: read arguments, call the room that does the work, turn faults into one clear line.
+
+Imports happen inside the subcommands, so that `edgeinfer infer` does not pay for the daemon.
+Exit status: 0 done, 2 wrong usage, 69 nobody answers, 75 refused or expired (try again later), 78 wrong config;
+others are in `edgeinfer.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeinfer import __version__
+from edgeinfer.errors import EdgeInferError
+
+if TYPE_CHECKING:
+    from edgeinfer.client import Inference
+    from edgeinfer.store.store import BundleStore, Installed
+
+DEFAULT_CONFIG = Path("/etc/edgeinfer/device.toml")
+DEFAULT_NEARBY_CONFIG = Path("/etc/edgeinfer/nearby.toml")
+DEFAULT_STATE_DIR = Path("/var/lib/edgeinfer")
+DEFAULT_SOCKET = Path("/run/edgeinfer/edgeinfer.sock")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.act(args))
+    except EdgeInferError as error:
+        print(f"edgeinfer: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our output left; nothing to tell it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands; tests hold the README against it."""
+    parser = argparse.ArgumentParser(prog="edgeinfer", description="Edge inference runtime for constrained devices.")
+    parser.add_argument("--version", action="version", version=f"edgeinfer {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="the device daemon")
+    run.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="device.toml (default %(default)s)")
+    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    run.set_defaults(act=_run)
+
+    nearby = commands.add_parser("nearby", help="the nearby service that answers offloaded requests")
+    nearby.add_argument("--config", type=Path, default=DEFAULT_NEARBY_CONFIG, help="nearby.toml (default %(default)s)")
+    nearby.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    nearby.set_defaults(act=_nearby)
+
+    check = commands.add_parser("check-config", help="check a service config or board file, all problems at once")
+    check.add_argument("file", type=Path)
+    check.add_argument("--kind", choices=("device", "nearby", "board"), help="default: by what the file holds")
+    check.set_defaults(act=_check_config)
+
+    infer = commands.add_parser("infer", help="ask a running daemon")
+    infer.add_argument("model")
+    infer.add_argument("text", nargs="?", help="text to send; or use --file")
+    infer.add_argument("--file", type=Path, help="a JPEG, PNG, WAV or text file to send")
+    infer.add_argument("--deadline-ms", type=float, help="default: the deadline the model was built for, else 1000")
+    infer.add_argument("--scope", choices=("device", "site", "any"), default="device", help="how far it may travel")
+    infer.add_argument("--json", action="store_true", help="print the whole answer as JSON")
+    infer.add_argument("--socket", type=Path, default=DEFAULT_SOCKET, help="the daemon's socket (default %(default)s)")
+    infer.set_defaults(act=_infer)
+
+    status = commands.add_parser("status", help="what a running daemon is doing")
+    status.add_argument("--json", action="store_true", help="print it as JSON")
+    status.add_argument("--socket", type=Path, default=DEFAULT_SOCKET, help="the daemon's socket (default %(default)s)")
+    status.set_defaults(act=_status)
+
+    _add_bundle_parser(commands)
+
+    unit = commands.add_parser("unit", help="print a systemd unit for this installation")
+    unit.add_argument("--nearby", action="store_true", help="the nearby service's instead of the device's")
+    unit.add_argument("--config", type=Path, help="config file to name in it (default: below /etc/edgeinfer)")
+    unit.set_defaults(act=_unit)
+    return parser
+
+
+def _add_bundle_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bundle = commands.add_parser("bundle", help="the bundles installed on this device")
+    verbs = bundle.add_subparsers(title="verbs", required=True, metavar="VERB")
+    add = verbs.add_parser("add", help="verify, probe in a throw-away worker, install and activate")
+    add.add_argument("path", type=Path, help="a bundle directory, or one .tar of it")
+    add.set_defaults(act=_bundle_add)
+    listing = verbs.add_parser("list", help="what is installed")
+    listing.add_argument("--json", action="store_true", help="print it as JSON")
+    listing.set_defaults(act=_bundle_list)
+    verify = verbs.add_parser("verify", help="check installed bundles, or a bundle directory, byte by byte")
+    verify.add_argument("what", nargs="*", help="names or paths; default: everything installed")
+    verify.set_defaults(act=_bundle_verify)
+    remove = verbs.add_parser("remove", help="remove an installed bundle")
+    remove.add_argument("name")
+    remove.add_argument("version", nargs="?", default="", help="default: every version")
+    remove.set_defaults(act=_bundle_remove)
+    for verb in (add, listing, verify, remove):
+        verb.add_argument("--state-dir", type=Path, default=DEFAULT_STATE_DIR, help="the store (default %(default)s)")
+
+
+def _set_up_logging(level: str) -> None:
+    """Log to standard error: with priorities for the journal under systemd, with the time elsewhere."""
+    under_systemd = "JOURNAL_STREAM" in os.environ
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(name)s %(message)s" if under_systemd else "%(asctime)s %(levelname)-7s %(name)s %(message)s",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    from edgeinfer.config import load_device_config
+    from edgeinfer.daemon.service import run_device
+
+    config = load_device_config(args.config)
+    _set_up_logging(args.log_level)
+    return run_device(config)
+
+
+def _nearby(args: argparse.Namespace) -> int:
+    from edgeinfer.config import load_nearby_config
+    from edgeinfer.daemon.nearby_service import run_nearby
+
+    config = load_nearby_config(args.config)
+    _set_up_logging(args.log_level)
+    return run_nearby(config)
+
+
+def _check_config(args: argparse.Namespace) -> int:
+    from edgeinfer.artifact.board import load_board
+    from edgeinfer.config import load_device_config, load_nearby_config
+    from edgeinfer.toml_file import load_toml
+
+    table = load_toml(args.file)
+    kind = args.kind or ("board" if "cpu" in table else "nearby" if "location" in table or "name" in table else "device")
+    if kind == "board":
+        load_board(args.file)
+    elif kind == "nearby":
+        load_nearby_config(args.file)
+    else:
+        load_device_config(args.file)
+    print(f"{args.file}: a sound {kind} file")
+    return 0
+
+
+def _infer(args: argparse.Namespace) -> int:
+    from edgeinfer.client import Client, DeadlineExpired, Rejected
+
+    if (args.text is None) == (args.file is None):
+        print("edgeinfer infer: give either a text or --file", file=sys.stderr)
+        return 2
+    with Client(args.socket) as client:
+        try:
+            if args.file is not None:
+                answer = client.infer_file(args.model, args.file, deadline_ms=args.deadline_ms, scope=args.scope)
+            else:
+                answer = client.infer_text(args.model, args.text, deadline_ms=args.deadline_ms, scope=args.scope)
+        except (Rejected, DeadlineExpired) as refused:
+            print(f"edgeinfer: {args.model}: {refused}", file=sys.stderr)
+            return 75
+    print(json.dumps(answer.to_dict(), indent=2) if args.json else _describe(answer))
+    return 0
+
+
+def _describe(answer: Inference) -> str:
+    lines = []
+    if answer.label is not None:
+        lines.append(f"{answer.label} probability={answer.score:.4f}")
+    else:
+        for output in answer.outputs:
+            values = output.elements()
+            shown = ", ".join(f"{value:.4f}" if isinstance(value, float) else str(value) for value in values[:8])
+            more = f", … ({len(values)} values)" if len(values) > 8 else ""
+            lines.append(f"{output.name} {output.datatype} {output.shape}: {shown}{more}")
+    lines.append(
+        f"({answer.placement} on {answer.where}, {answer.model} {answer.version} {answer.variant}, "
+        f"{answer.latency_ms:.1f} ms)"
+    )
+    return "\n".join(lines)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from edgeinfer.client import Client
+    from edgeinfer.telemetry.report import describe_status
+
+    with Client(args.socket) as client:
+        status = client.status()
+    print(json.dumps(status, indent=2) if args.json else describe_status(status))
+    return 0
+
+
+def _bundle_add(args: argparse.Namespace) -> int:
+    from edgeinfer.daemon.install import install_bundle
+
+    installed = install_bundle(args.path, args.state_dir)
+    print(f"installed {_title(installed)} at {installed.path}")
+    return 0
+
+
+def _bundle_list(args: argparse.Namespace) -> int:
+    store = _store(args)
+    installed = store.installed()
+    if args.json:
+        rows = [
+            {
+                "name": item.manifest.name,
+                "version": item.manifest.version,
+                "digest": item.digest,
+                "active": item.active,
+                "path": str(item.path),
+                "variants": [variant.name for variant in item.manifest.variants],
+            }
+            for item in installed
+        ]
+        print(json.dumps(rows, indent=2))
+        return 0
+    for item in installed:
+        variants = ", ".join(variant.name for variant in item.manifest.variants)
+        print(f"{'*' if item.active else ' '} {_title(item)}  [{variants}]  {item.manifest.description}")
+    if not installed:
+        print(f"no bundles in {args.state_dir}; add one with: edgeinfer bundle add PATH")
+    return 0
+
+
+def _bundle_verify(args: argparse.Namespace) -> int:
+    from edgeinfer.artifact.bundle import verify_bundle
+
+    if not args.what:
+        store = _store(args)
+        for item in store.installed():
+            store.verify(item.manifest.name, item.manifest.version)
+            print(f"ok {_title(item)}")
+        return 0
+    for what in args.what:
+        if Path(what).is_dir():
+            manifest, digest = verify_bundle(Path(what))
+            print(f"ok {manifest.name} {manifest.version} {digest[:12]}")
+        else:
+            item = _store(args).verify(what)
+            print(f"ok {_title(item)}")
+    return 0
+
+
+def _bundle_remove(args: argparse.Namespace) -> int:
+    for item in _store(args).remove(args.name, args.version):
+        print(f"removed {_title(item)}")
+    return 0
+
+
+def _store(args: argparse.Namespace) -> BundleStore:
+    from edgeinfer.store.store import BundleStore
+
+    return BundleStore(args.state_dir)
+
+
+def _title(item: Installed) -> str:
+    return f"{item.manifest.name} {item.manifest.version} {item.digest[:12]}"
+
+
+def _unit(args: argparse.Namespace) -> int:
+    from edgeinfer.daemon.unit import render_unit
+
+    executable = Path(sys.argv[0]).resolve()
+    config = args.config or (DEFAULT_NEARBY_CONFIG if args.nearby else DEFAULT_CONFIG)
+    print(render_unit("nearby" if args.nearby else "device", executable, config), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
