@@ -118,7 +118,7 @@ class Variant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """Anonymous memory between runs, after loading."""
     latency_us: dict[str, int] = {}
     """Estimated p99 of one run by thread count, `{"1": 9800}`: a seed until the device has measured."""
-    providers: list[str] = ["CPUExecutionProvider"]
+    providers: list[str] = msgspec.field(default_factory=lambda: ["CPUExecutionProvider"])
     instruction_sets: list[str] = []
     """/proc/cpuinfo flags that this variant needs to be right (not only fast)."""
     tolerance: float = 1e-3
