@@ -1,0 +1,193 @@
+"""Say how good a variant is, in numbers, against the float model and against the truth, on held-out data.
+
+Owns the metrics and the gates. Runs both models in lockstep over the same streams and keeps sums, not outputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgeinfer.artifact.manifest import Classes
+from edgeinfer_tools.faults import DataRefused, GateFailed
+from edgeinfer_tools.recipe import Gate, Recipe
+from edgeinfer_tools.reference import Distribution
+from edgeinfer_tools.samples import Array, Stream, decode_inputs
+from edgeinfer_tools.session import Runner
+
+
+@dataclass(slots=True)
+class OutputError:
+    """Sums over one output's differences from the float model."""
+
+    max_abs: float = 0.0
+    sum_abs: float = 0.0
+    elements: int = 0
+
+    def add(self, got: Array, want: Array) -> None:
+        """Count one pair of outputs."""
+        difference = np.abs(got.astype(np.float64) - want.astype(np.float64))
+        if difference.size:
+            self.max_abs = max(self.max_abs, float(difference.max()))
+            self.sum_abs += float(difference.sum())
+            self.elements += int(difference.size)
+
+
+@dataclass(slots=True)
+class Overlap:
+    """Sums for intersection over union of a binarised output."""
+
+    intersection: int = 0
+    union: int = 0
+
+    def add(self, got: Array, want: Array) -> None:
+        """Count one pair of masks."""
+        self.intersection += int(np.count_nonzero(got & want))
+        self.union += int(np.count_nonzero(got | want))
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Everything that was counted for one variant."""
+
+    requests: int = 0
+    streams: int = 0
+    errors: dict[str, OutputError] = field(default_factory=dict)
+    overlaps: dict[int, Overlap] = field(default_factory=dict)
+    """By index of the gate."""
+    labels_equal: int = 0
+    labelled: int = 0
+    labelled_right: int = 0
+    confusion: Counter[str] = field(default_factory=Counter)
+    """`truth -> predicted`, per labelled stream."""
+    distributions: dict[str, Distribution] = field(default_factory=dict)
+    """Of inputs and outputs, by `inputs.NAME` and `outputs.NAME`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """One gate's verdict."""
+
+    metric: str
+    output: str
+    value: float
+    minimum: float | None
+    maximum: float | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value lies within the gate."""
+        return (self.minimum is None or self.value >= self.minimum) and (self.maximum is None or self.value <= self.maximum)
+
+    def __str__(self) -> str:
+        name = f"{self.metric}({self.output})" if self.output else self.metric
+        bound = f">= {self.minimum:g}" if self.minimum is not None else f"<= {self.maximum:g}"
+        return f"{name} is {self.value:.4f}, the gate is {bound}"
+
+
+def evaluate(variant: Runner, reference: Runner, streams: Iterable[Stream], recipe: Recipe) -> Evaluation:
+    """Run both models over all streams.
+
+    Raises:
+        DataRefused: there are no requests, or one breaks the contract.
+        GateFailed: an output is NaN or infinite, or has another shape than the float model's.
+        SessionError: a run failed.
+    """
+    result = Evaluation()
+    for stream in streams:
+        variant.reset()
+        reference.reset()
+        result.streams += 1
+        predicted: list[str] = []
+        for request in stream.requests:
+            tensors = decode_inputs(request, recipe.inputs)
+            got, want = variant.run(tensors), reference.run(tensors)
+            result.requests += 1
+            _compare(result, got, want, recipe, f"{stream.name}[{result.requests - 1}]")
+            for key, array in [*((f"inputs.{k}", v) for k, v in tensors.items()), *((f"outputs.{k}", v) for k, v in got.items())]:
+                result.distributions.setdefault(key, Distribution()).add(array)
+            if recipe.classes is not None:
+                predicted.append(label_of(got, recipe.classes))
+                result.labels_equal += predicted[-1] == label_of(want, recipe.classes)
+        if recipe.classes is not None and stream.label:
+            _count_label(result, stream, predicted, recipe.classes)
+    if result.requests == 0:
+        raise DataRefused("the recipe's evaluation() yields no request; a variant cannot be judged without data")
+    return result
+
+
+def _compare(result: Evaluation, got: dict[str, Array], want: dict[str, Array], recipe: Recipe, where: str) -> None:
+    for spec in recipe.outputs:
+        mine, theirs = got[spec.name], want[spec.name]
+        if mine.shape != theirs.shape:
+            raise GateFailed(f"{where}: output {spec.name!r} has shape {mine.shape}, the float model gives {theirs.shape}")
+        if mine.dtype == np.object_:
+            continue
+        if not spec.allow_non_finite and not np.isfinite(mine).all():
+            raise GateFailed(f"{where}: output {spec.name!r} holds NaN or infinity")
+        result.errors.setdefault(spec.name, OutputError()).add(mine, theirs)
+    for index, gate in enumerate(recipe.file.gates):
+        if gate.metric == "iou":
+            overlap = result.overlaps.setdefault(index, Overlap())
+            overlap.add(got[gate.output] >= gate.threshold, want[gate.output] >= gate.threshold)
+
+
+def label_of(outputs: dict[str, Array], classes: Classes) -> str:
+    """Return the label of one response, by the manifest's rule."""
+    scores = outputs[classes.output].reshape(-1)
+    if classes.threshold is None:
+        return classes.labels[int(scores.argmax())]
+    return classes.labels[int(float(scores[0]) >= classes.threshold)]
+
+
+def _count_label(result: Evaluation, stream: Stream, predicted: list[str], classes: Classes) -> None:
+    """Judge a stream as a whole: with a threshold one positive request makes it positive, else the majority rules."""
+    if classes.threshold is not None:
+        verdict = classes.labels[1] if classes.labels[1] in predicted else classes.labels[0]
+    else:
+        verdict = Counter(predicted).most_common(1)[0][0]
+    result.labelled += 1
+    result.labelled_right += verdict == stream.label
+    result.confusion[f"{stream.label} -> {verdict}"] += 1
+
+
+def judge(result: Evaluation, gates: list[Gate]) -> list[GateResult]:
+    """Return the verdict of every gate.
+
+    Raises:
+        DataRefused: the data cannot decide a gate (no labels, nothing above the threshold).
+    """
+    verdicts = []
+    for index, gate in enumerate(gates):
+        match gate.metric:
+            case "iou":
+                overlap = result.overlaps[index]
+                if overlap.union == 0:
+                    raise DataRefused(f"no evaluation output {gate.output!r} reaches {gate.threshold:g}: iou means nothing")
+                value = overlap.intersection / overlap.union
+            case "label_agreement":
+                value = result.labels_equal / result.requests
+            case "label_accuracy":
+                if result.labelled == 0:
+                    raise DataRefused("label_accuracy needs evaluation streams with labels; there are none")
+                value = result.labelled_right / result.labelled
+            case "max_abs_error":
+                value = result.errors[gate.output].max_abs
+            case _:
+                error = result.errors[gate.output]
+                value = error.sum_abs / max(error.elements, 1)
+        verdicts.append(GateResult(gate.metric, gate.output, value, gate.minimum, gate.maximum))
+    return verdicts
+
+
+def quality(first: GateResult) -> float:
+    """Return a variant's quality, 1.0 = as the float model, from its first gate.
+
+    Shares count as they are; errors count as their distance from the gate's maximum.
+    """
+    if first.maximum is None:
+        return round(min(first.value, 1.0), 6)
+    return round(max(0.0, 1.0 - first.value), 6)

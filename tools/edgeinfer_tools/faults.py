@@ -1,0 +1,34 @@
+"""Name the toolchain's own faults, by what the engineer who reads them does next.
+
+What is wrong with a bundle or a file of the operator is in `edgeinfer.errors`; here is what only building can meet.
+"""
+
+from __future__ import annotations
+
+from edgeinfer.errors import ArtifactError, EdgeInferError
+
+
+class FetchError(EdgeInferError):
+    """A package or a file in it cannot be had: correct the recipe, or connect once so that it is cached."""
+
+    exit_code = 69  # EX_UNAVAILABLE
+
+
+class ModelRefused(ArtifactError):
+    """The source model cannot be built as the recipe asks: change the model or the recipe."""
+
+
+class DataRefused(ArtifactError):
+    """Calibration or evaluation data are empty, not finite, constant, or not what the contract says."""
+
+
+class GateFailed(EdgeInferError):
+    """The variant is not as good as the recipe demands. Nothing was published."""
+
+    exit_code = 4
+
+
+class OutputExists(EdgeInferError):
+    """Something stands where the bundle would go."""
+
+    exit_code = 73  # EX_CANTCREAT

