@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import pytest
 
@@ -116,7 +117,7 @@ class Broker:
         """Return what the broker logged so far."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
