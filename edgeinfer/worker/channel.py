@@ -1,0 +1,243 @@
+"""Carry control messages and file descriptors between the daemon and a process it started.
+
+A SOCK_SEQPACKET pair: one message a packet, order kept, end seen. Messages are msgspec structs in msgpack, bounded
+by `MAX_MESSAGE_BYTES`; tensors never travel here, they lie in slots (`slot`). `DaemonEnd` lives on the event loop
+(asyncio's streams refuse this socket type), `ProcessEnd` blocks. What the messages mean is `messages`'.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from edgeinfer.errors import ProtocolError
+
+MAX_MESSAGE_BYTES: Final = 128 << 10
+"""Largest message; below the kernel's default send buffer (208 KiB), so that one always fits."""
+MAX_MESSAGE_FDS: Final = 4
+_READS_PER_WAKE: Final = 32  # so that one talkative worker cannot starve the loop
+_READS_AFTER_END: Final = 16
+_FD_BYTES: Final = array.array("i").itemsize
+
+Received = TypeVar("Received")
+Sent = TypeVar("Sent", bound=msgspec.Struct)
+
+
+class ChannelClosed(ProtocolError):
+    """The other side is gone: its process ended, or is ending."""
+
+
+class ChannelFull(ProtocolError):
+    """The other side has not read for a whole queue of messages: it is stuck."""
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the daemon's and the process's end of a new channel."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)  # noqa: FBT003
+    return ours, theirs
+
+
+def _ancillary(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
+
+
+def _receive(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, list[int]]:
+    """Read one packet into `buffer`; an empty one means the end. Truncation is a protocol error."""
+    count, ancillary, flags, _ = sock.recvmsg_into(
+        [buffer], socket.CMSG_SPACE(MAX_MESSAGE_FDS * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+    )
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % _FD_BYTES])
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        close_all(fds)
+        raise ProtocolError(f"a message on the worker channel is larger than {MAX_MESSAGE_BYTES} bytes")
+    return memoryview(buffer)[:count], fds.tolist()
+
+
+def close_all(fds: Sequence[int] | array.array[int]) -> None:
+    """Close descriptors that came with a message nobody wants."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _encode(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytes:
+    data = encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(
+            f"{type(message).__name__} of {len(data)} bytes exceeds the channel's {MAX_MESSAGE_BYTES} bytes"
+        )
+    return data
+
+
+class DaemonEnd(Generic[Received, Sent]):
+    """The event loop's end of a channel.
+
+    Loop thread only. `union` is the type of what comes. Messages are handed to `on_message` in order, with the
+    descriptors that came with them (the receiver owns those). `on_closed` is called once when the other side is gone
+    (with an empty text) or spoke nonsense (with what was wrong); not after `close`. The out queue holds `out_limit`
+    messages beyond the kernel's own buffer; when it is full, `send` raises `ChannelFull` and nothing is sent.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        union: Any,
+        *,
+        on_message: Callable[[Received, list[int]], None],
+        on_closed: Callable[[str], None],
+        out_limit: int = 64,
+    ) -> None:
+        self._sock = sock
+        self._loop = loop
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._out_limit = out_limit
+        self._out: deque[tuple[bytes, list[int]]] = deque()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(union)
+        self._buffer = bytearray(MAX_MESSAGE_BYTES)
+        self._open = True
+        loop.add_reader(sock.fileno(), self._read)
+
+    def send(self, message: Sent, fds: Sequence[int] = ()) -> None:
+        """Send now, or queue when the kernel's buffer is full. `fds` stay the caller's (they are duplicated).
+
+        Raises:
+            ChannelClosed: the other side is gone.
+            ChannelFull: it has not read for too long.
+        """
+        if not self._open:
+            raise ChannelClosed("the worker channel is closed")
+        data = _encode(self._encoder, message)
+        if not self._out:
+            try:
+                self._sock.sendmsg([data], _ancillary(fds))
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise ChannelClosed(f"the worker channel broke: {error.strerror}") from error
+            else:
+                return
+        if len(self._out) >= self._out_limit:
+            raise ChannelFull(f"{len(self._out)} messages wait for a process that does not read them")
+        self._out.append((data, [os.dup(fd) for fd in fds]))
+        self._loop.add_writer(self._sock.fileno(), self._flush)
+
+    def drain(self) -> None:
+        """Deliver what a process that has ended still sent, before its end is acted upon."""
+        for _ in range(_READS_AFTER_END):
+            if self._open:
+                self._read()
+
+    def close(self) -> None:
+        """Close our end: the other side reads the end of the stream. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        for _, fds in self._out:
+            close_all(fds)
+        self._out.clear()
+
+    def _flush(self) -> None:
+        while self._out:
+            data, fds = self._out[0]
+            try:
+                self._sock.sendmsg([data], _ancillary(fds))
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._fail(f"the worker channel broke: {error.strerror}")
+                return
+            self._out.popleft()
+            close_all(fds)
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _read(self) -> None:
+        for _ in range(_READS_PER_WAKE):
+            if not self._open:
+                return  # closed by the receiver of the message before
+            fds: list[int] = []
+            try:
+                data, fds = _receive(self._sock, self._buffer)
+                if not data:
+                    self._fail("")
+                    return
+                message = self._decoder.decode(data)
+            except BlockingIOError:
+                return
+            except (OSError, ProtocolError, msgspec.MsgspecError) as error:
+                close_all(fds)
+                self._fail(f"unreadable message: {error}")
+                return
+            self._on_message(message, fds)
+
+    def _fail(self, reason: str) -> None:
+        self.close()
+        self._on_closed(reason)
+
+
+class ProcessEnd(Generic[Received, Sent]):
+    """The blocking end of a channel, in a process that the daemon started.
+
+    One thread reads; any thread may send (a packet is written whole or not at all).
+    """
+
+    def __init__(self, sock: socket.socket, union: Any) -> None:
+        self._sock = sock
+        self._decoder = msgspec.msgpack.Decoder(union)
+        self._buffer = bytearray(MAX_MESSAGE_BYTES)
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._sock.fileno()
+
+    def receive(self) -> tuple[Received, list[int]]:
+        """Wait for the next message and its descriptors, which the caller then owns.
+
+        Raises:
+            ChannelClosed: the daemon closed its end or is gone.
+            ProtocolError: what came is not one of our messages.
+        """
+        try:
+            data, fds = _receive(self._sock, self._buffer)
+        except ConnectionError as error:
+            raise ChannelClosed("the daemon is gone") from error
+        if not data:
+            raise ChannelClosed("the daemon closed the channel")
+        try:
+            return self._decoder.decode(data), fds
+        except msgspec.MsgspecError as error:
+            close_all(fds)
+            raise ProtocolError(f"unreadable message: {error}") from error
+
+    def send(self, message: Sent) -> None:
+        """Send a message, waiting while the daemon's buffer is full.
+
+        Raises:
+            ChannelClosed: the daemon is gone.
+        """
+        data = _encode(msgspec.msgpack.Encoder(), message)
+        try:
+            self._sock.sendmsg([data])
+        except OSError as error:
+            raise ChannelClosed(f"the daemon is gone: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close this end, for instance the copy that a fork inherited."""
+        self._sock.close()

@@ -1,0 +1,226 @@
+"""Map OIP bodies to numpy arrays and back, inside the contract of one model.
+
+Worker's side. A request's tensors become views of the slot (no copy, when aligned); outputs become the raw buffers of
+a response. Also here: the rule about NaN and infinity, for both directions, and the label that the manifest makes of
+an output. Decoding media is `decode`'s, running is `session`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from edgeinfer import oip
+from edgeinfer.errors import ProtocolError
+from edgeinfer.worker.decode import decode
+from edgeinfer.worker.fault import INPUT_INVALID, Fault
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edgeinfer.artifact.manifest import Classes, TensorSpec
+
+NUMPY_TYPES: Final[dict[str, Any]] = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "INT8": np.int8, "UINT16": np.uint16, "INT16": np.int16,
+    "UINT32": np.uint32, "INT32": np.int32, "UINT64": np.uint64, "INT64": np.int64,
+    "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
+}  # fmt: skip
+"""OIP datatypes with a numpy type. BYTES is an object array of strings; BF16 has none in numpy."""
+
+_OIP_TYPES: Final = {np.dtype(kind): name for name, kind in NUMPY_TYPES.items()}
+
+
+def read_inputs(
+    header: oip.RequestHeader, body: memoryview, specs: Mapping[str, TensorSpec]
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a request's inputs; they may be views of `body`.
+
+    An empty `specs` is a bare model: any input is taken as it comes, and ONNX Runtime judges it.
+
+    Raises:
+        Fault: `input_invalid`, naming the input, what was expected and what came.
+    """
+    feeds: dict[str, NDArray[Any]] = {}
+    at = 0
+    for tensor in header.inputs:
+        spec = specs.get(tensor.name)
+        if specs and spec is None:
+            raise Fault(INPUT_INVALID, f"there is no input {tensor.name!r}; the model takes {', '.join(specs)}")
+        size = tensor.binary_size
+        if size is None or size < 0 or at + size > len(body):
+            raise Fault(INPUT_INVALID, f"input {tensor.name!r} announces {size} bytes, {len(body) - at} are left")
+        feeds[tensor.name] = _array(tensor, spec, body[at : at + size])
+        at += size
+    if missing := [name for name in specs if name not in feeds]:
+        raise Fault(INPUT_INVALID, f"input {missing[0]!r} is missing; the model takes {', '.join(specs)}")
+    return feeds
+
+
+def _array(tensor: oip.Tensor, spec: TensorSpec | None, raw: memoryview) -> NDArray[Any]:
+    content_type = tensor.parameters.get("content_type")
+    try:
+        if isinstance(content_type, str) and tensor.datatype == "BYTES" and spec is not None:
+            (medium,) = oip.bytes_elements(raw)
+            array = decode(spec, content_type, medium)
+        else:
+            array = tensor_array(tensor, raw)
+    except (ValueError, ProtocolError) as error:
+        raise Fault(INPUT_INVALID, f"input {tensor.name!r}: {error}") from error
+    if spec is not None:
+        _check_contract(spec, array)
+        if not spec.allow_non_finite and (count := count_non_finite(array)):
+            raise Fault(INPUT_INVALID, f"input {tensor.name!r} has {count} values that are NaN or infinite")
+    return array
+
+
+def tensor_array(tensor: oip.Tensor, raw: memoryview) -> NDArray[Any]:
+    """Return a tensor's array, a view of `raw` where that is aligned.
+
+    Raises:
+        ValueError: its bytes do not make its shape, or its datatype has no numpy type.
+        ProtocolError: a BYTES tensor whose lengths do not add up.
+    """
+    if tensor.datatype == "BYTES":
+        items = [bytes(item) for item in oip.bytes_elements(raw)]
+        array = np.empty(len(items), dtype=object)
+        array[:] = [item.decode() for item in items]  # ONNX strings are UTF-8; UnicodeDecodeError is a ValueError
+        return array.reshape(tensor.shape)
+    if tensor.datatype not in NUMPY_TYPES:
+        raise ValueError(f"datatype {tensor.datatype!r} cannot be fed")
+    flat: NDArray[Any] = np.frombuffer(raw, NUMPY_TYPES[tensor.datatype])
+    return (flat if flat.flags.aligned else flat.copy()).reshape(tensor.shape)
+
+
+def datatype_of(array: NDArray[Any]) -> str:
+    """Return the OIP datatype of an array; BYTES for strings.
+
+    Raises:
+        Fault: `output_unsupported`: a type that OIP has no word for.
+    """
+    if array.dtype.kind in "OUS":
+        return "BYTES"
+    name = _OIP_TYPES.get(array.dtype)
+    if name is None:
+        raise Fault("output_unsupported", f"an output of type {array.dtype} has no OIP datatype")
+    return name
+
+
+def _check_contract(spec: TensorSpec, array: NDArray[Any]) -> None:
+    datatype = datatype_of(array)
+    shape = list(array.shape)
+    fits = len(shape) == len(spec.shape) and all(
+        dim == want or (want == -1 and dim <= bound)
+        for dim, want, bound in zip(shape, spec.shape, spec.bound, strict=True)
+    )
+    if datatype != spec.datatype or not fits:
+        limit = f", at most {spec.max_shape}" if spec.max_shape else ""
+        expected = f"{spec.datatype} {spec.shape}{limit}"
+        raise Fault(INPUT_INVALID, f"input {spec.name!r} takes {expected}; {datatype} {shape} came")
+
+
+def count_non_finite(array: NDArray[Any]) -> int:
+    """Return how many elements are NaN or infinite. A sum tells the usual case in one pass, without memory."""
+    if array.dtype.kind != "f":
+        return 0
+    with np.errstate(all="ignore"):
+        if np.isfinite(array.sum(dtype=np.float32 if array.dtype == np.float16 else None)):
+            return 0
+    return int(array.size - np.count_nonzero(np.isfinite(array)))
+
+
+def check_outputs(outputs: Mapping[str, NDArray[Any]], specs: Mapping[str, TensorSpec]) -> None:
+    """Refuse outputs with NaN or infinity, except where the manifest means them.
+
+    Raises:
+        Fault: `non_finite_output`.
+    """
+    for name, array in outputs.items():
+        spec = specs.get(name)
+        if (spec is None or not spec.allow_non_finite) and (count := count_non_finite(array)):
+            raise Fault(
+                "non_finite_output", f"output {name!r} has {count} of {array.size} values that are NaN or infinite"
+            )
+
+
+def raw_output(name: str, array: NDArray[Any]) -> tuple[str, str, list[int], bytes | memoryview]:
+    """Return an output as (name, datatype, shape, raw bytes), as `oip.encode_response` takes it."""
+    datatype, shape = datatype_of(array), list(array.shape)
+    if datatype == "BYTES":
+        items = (item if isinstance(item, bytes) else str(item).encode() for item in array.reshape(-1).tolist())
+        return name, datatype, shape, b"".join(map(oip.bytes_element, items))
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return name, datatype, shape, flat.view(np.uint8).data
+
+
+def label(classes: Classes, outputs: Mapping[str, NDArray[Any]]) -> dict[str, str | float]:
+    """Return `label` and `score` of an answer, as the manifest's `classes` says.
+
+    Raises:
+        Fault: `contract_mismatch`: the output does not have the elements that the labels need.
+    """
+    scores = outputs[classes.output].reshape(-1)
+    needed = 1 if classes.threshold is not None else len(classes.labels)
+    if scores.size != needed:
+        raise Fault("contract_mismatch", f"output {classes.output!r} has {scores.size} scores for {needed} classes")
+    if classes.threshold is not None:
+        score = float(scores[0])
+        return {"label": classes.labels[int(score >= classes.threshold)], "score": score}
+    best = int(scores.argmax())
+    return {"label": classes.labels[best], "score": float(scores[best])}
+
+
+def compare(
+    outputs: Mapping[str, NDArray[Any]], header: oip.ResponseHeader, body: memoryview, tolerance: float
+) -> tuple[float, str]:
+    """Return the largest absolute difference from an expected response, and why they disagree (empty if not)."""
+    worst, at = 0.0, 0
+    for tensor in header.outputs:
+        size = tensor.binary_size or 0
+        expected = tensor_array(tensor, body[at : at + size])
+        at += size
+        got = outputs.get(tensor.name)
+        if got is None:
+            return float("inf"), f"output {tensor.name!r} is missing"
+        if (problem := _shape_problem(tensor, got)) is not None:
+            return float("inf"), problem
+        difference = _difference(got, expected)
+        worst = max(worst, difference)
+        if not difference <= tolerance:
+            return worst, f"output {tensor.name!r} differs by {difference:.6g}, tolerance is {tolerance:.6g}"
+    return worst, ""
+
+
+def _shape_problem(tensor: oip.Tensor, got: NDArray[Any]) -> str | None:
+    datatype, shape = datatype_of(got), list(got.shape)
+    if (datatype, shape) == (tensor.datatype, tensor.shape):
+        return None
+    return f"output {tensor.name!r} is {datatype} {shape}, expected {tensor.datatype} {tensor.shape}"
+
+
+def _difference(got: NDArray[Any], expected: NDArray[Any]) -> float:
+    if got.size == 0:
+        return 0.0
+    if got.dtype.kind in "OUSb":
+        return float(not np.array_equal(got, expected))
+    with np.errstate(all="ignore"):
+        apart = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+    same = got == expected
+    if got.dtype.kind == "f":
+        same |= np.isnan(got) & np.isnan(expected)  # NaN is right where NaN is expected
+    return float(np.where(same, 0.0, np.nan_to_num(apart, nan=np.inf)).max())
+
+
+def only(outputs: Mapping[str, NDArray[Any]], wanted: Sequence[oip.Tensor]) -> dict[str, NDArray[Any]]:
+    """Return the outputs that a request asks for; all when it names none.
+
+    Raises:
+        Fault: `input_invalid`: it asks for one that there is not.
+    """
+    if not wanted:
+        return dict(outputs)
+    for tensor in wanted:
+        if tensor.name not in outputs:
+            raise Fault(INPUT_INVALID, f"there is no output {tensor.name!r}; the model gives {', '.join(outputs)}")
+    return {tensor.name: outputs[tensor.name] for tensor in wanted}

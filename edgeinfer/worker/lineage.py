@@ -1,0 +1,133 @@
+"""Keep the family of processes together: nobody outlives the daemon, and the daemon reaps everybody.
+
+Owns the few system calls that say who dies with whom (prctl, pidfd) and the decoding of how a child ended.
+Who is started, and when, is `nursery`'s. Used on both sides; imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
+    value = argument if isinstance(argument, ctypes.c_char_p) else ctypes.c_ulong(argument)
+    zero = ctypes.c_ulong(0)
+    if _libc.prctl(ctypes.c_int(option), value, zero, zero, zero) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of every orphan below it; it must then reap them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Show `name` (15 bytes of it) in `ps` and `top` for the calling thread."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel SIGKILL this process when `parent_pid`, its parent, ends.
+
+    The parent may have ended before the request was made, so it is checked again afterwards;
+    this process then exits at once.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(0)
+
+
+def adopt_new_parent(parent_pid: int, *, timeout_ns: int = 2_000_000_000) -> None:
+    """Wait until the kernel made `parent_pid` our parent, then die with it.
+
+    For the grandchild of a double fork: its first parent exits at once, and the kernel hands it to the
+    nearest subreaper. Exits when that is somebody else, that is, when `parent_pid` is gone.
+    """
+    give_up_ns = time.monotonic_ns() + timeout_ns
+    while os.getppid() != parent_pid:
+        if time.monotonic_ns() > give_up_ns:
+            os._exit(0)
+        time.sleep(0.0001)
+    die_with_parent(parent_pid)
+
+
+def offer_to_oom_killer(score_adj: int) -> None:
+    """Make this process a better victim of the out-of-memory killer than its parent (raising needs no right)."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:  # noqa: PTH123
+        if int(file.read()) < score_adj:
+            file.write(str(score_adj).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a process ended: with an exit code, or by a signal."""
+
+    code: int | None = None
+    signal: int | None = None
+
+    @property
+    def signal_name(self) -> str | None:
+        """The signal's name, such as `SIGSEGV`, or None for a process that exited by itself."""
+        if self.signal is None:
+            return None
+        try:
+            return signal.Signals(self.signal).name
+        except ValueError:
+            return f"signal {self.signal}"
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal_name}" if self.signal is not None else f"exited with code {self.code}"
+
+
+class Child:
+    """A child process, followed by its pidfd on the event loop and reaped as soon as it ends.
+
+    Loop thread only. `ended` resolves exactly once, with the `ExitStatus`; the process is reaped by then, and
+    later signals do nothing. The process must already be our child (a grandchild: after it was reparented).
+    """
+
+    def __init__(self, pid: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.pid = pid
+        self.ended: asyncio.Future[ExitStatus] = loop.create_future()
+        self._loop = loop
+        self._pidfd = os.pidfd_open(pid)
+        loop.add_reader(self._pidfd, self._reap)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not been reaped yet."""
+        return not self.ended.done()
+
+    def signal(self, number: int) -> None:
+        """Send a signal; the pidfd makes sure that it reaches this very process, or nobody."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL; `ended` resolves once the process is gone."""
+        self.signal(signal.SIGKILL)
+
+    def _reap(self) -> None:
+        info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        if info is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        exited = info.si_code == os.CLD_EXITED
+        status = ExitStatus(code=info.si_status) if exited else ExitStatus(signal=info.si_status)
+        self.ended.set_result(status)

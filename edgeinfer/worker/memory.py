@@ -1,0 +1,47 @@
+"""Read what a process's memory is, by the one definition that ledger and reports use. Both sides.
+
+*Anonymous* memory is what a model really takes from the others: the pages that no file backs, each divided by the
+processes that share it (a worker shares the zygote's until it writes to them). So the figures of all processes add up
+to what is in use. Resident memory includes mapped files, which the page cache may drop and which two workers share.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgeinfer.worker.messages import Memory
+
+
+def read_memory(pid: int | str = "self") -> Memory | None:
+    """Return a process's memory, or None when it is gone."""
+    status = _kilobytes(f"/proc/{pid}/status")
+    if not status or "VmRSS" not in status:
+        return None  # gone, or a zombie
+    anon = status.get("RssAnon", 0)
+    share = _kilobytes(f"/proc/{pid}/smaps_rollup").get("Pss_Anon", anon)
+    mapped = status.get("RssFile", 0) + status.get("RssShmem", 0)
+    peak = max(anon, status.get("VmHWM", 0) - mapped)
+    return Memory(anon_bytes=share, peak_anon_bytes=peak - (anon - share), rss_bytes=status["VmRSS"])
+
+
+def data_bytes() -> int:
+    """Return the private writable memory of this process, as RLIMIT_DATA counts it."""
+    return _kilobytes("/proc/self/status").get("VmData", 0)
+
+
+def forget_peak() -> None:
+    """Start measuring this process's peak afresh, where the kernel allows it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return  # the peak then includes what came before: too high, never too low
+
+
+def _kilobytes(path: str) -> dict[str, int]:
+    """Return the `Name: 123 kB` lines of a /proc file, in bytes; empty when it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return {}
+    lines = (line.split() for line in text.splitlines())
+    return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) == 3 and words[2] == "kB"}

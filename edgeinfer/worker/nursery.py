@@ -1,0 +1,367 @@
+"""Own the zygote, and fork workers from it.
+
+Daemon's side. Starts the zygote with the environment that ONNX Runtime must see before its import, restarts it when
+it dies (its workers live on: they are the daemon's children), and turns a runtime that cannot be imported into a state
+and a typed error instead of a crash loop. What a worker is asked to do is `worker`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from edgeinfer.clock import NS_PER_S, LoopClock
+from edgeinfer.errors import InternalError, ProtocolError, RuntimeUnusable, SessionError
+from edgeinfer.worker import lineage
+from edgeinfer.worker.channel import DaemonEnd, close_all, make_pair
+from edgeinfer.worker.lineage import Child, ExitStatus
+from edgeinfer.worker.messages import (
+    PROTOCOL,
+    Fork,
+    Forked,
+    ForkFailed,
+    FromZygote,
+    ZygoteFailed,
+    ZygoteReady,
+)
+
+Awaited = TypeVar("Awaited")
+
+_log = logging.getLogger(__name__)
+
+_ENVIRONMENT: Final = {
+    "ORT_DISABLE_TELEMETRY": "1",  # the Linux wheel else starts a thread at import, which makes a fork unsafe
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",  # numpy's OpenBLAS else starts a pool at import
+    "MALLOC_ARENA_MAX": "2",  # each thread's own malloc arena would keep freed memory from the others
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_ZYGOTE_FD: Final = 3
+_STEADY_NS: Final = 10 * NS_PER_S
+"""A zygote that lived this long was healthy: the next restart is immediate again."""
+_CLOSE_GRACE_S: Final = 1.0
+_MAX_EARLY_DEATHS: Final = 3
+"""So many zygotes killed during the import, and the import itself is to blame."""
+
+
+class NurseryState(StrEnum):
+    """What can be had from the nursery right now."""
+
+    CLOSED = "closed"
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    """The zygote died; the next one starts after a pause."""
+    UNUSABLE = "unusable"
+    """ONNX Runtime cannot be imported; tried again on demand after a cool-down."""
+
+
+@dataclass(frozen=True, slots=True)
+class NurserySnapshot:
+    """For reports: what the nursery is doing, and with which runtime."""
+
+    state: NurseryState
+    zygote_pid: int | None
+    onnxruntime: str
+    providers: tuple[str, ...]
+    restarts: int
+    reason: str
+    """Why it is unusable or restarting; empty otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newborn:
+    """A forked worker: the process, and the daemon's end of its channel (which the receiver owns)."""
+
+    child: Child
+    sock: socket.socket
+
+
+@dataclass(slots=True)
+class _Zygote:
+    """One zygote process and what is asked of it."""
+
+    child: Child
+    channel: DaemonEnd[FromZygote, Fork]
+    started_ns: int
+    ready: asyncio.Future[ZygoteReady]
+    forks: dict[int, asyncio.Future[Child]] = field(default_factory=dict)
+    complaint: str = ""
+    """Why it said that it cannot import the runtime, or why we killed it."""
+
+
+class Nursery:
+    """The daemon's one source of worker processes.
+
+    Loop thread only, and the main one: a zygote dies with the *thread* that started it. `start` makes the daemon a
+    child subreaper and never raises because of the runtime: an unusable one is a state. `environment` is added to
+    what the zygote inherits.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str] | None = None,
+        import_timeout_ns: int = 60 * NS_PER_S,
+        cool_down_ns: int = 300 * NS_PER_S,
+        python: str = sys.executable,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._clock = LoopClock(self._loop)
+        self._environment = dict(environment or {})
+        self._import_timeout_ns = import_timeout_ns
+        self._cool_down_ns = cool_down_ns
+        self._python = python
+        self._tokens = itertools.count(1)
+        self._state = NurseryState.CLOSED
+        self._reason = ""
+        self._zygote: _Zygote | None = None
+        self._runtime: ZygoteReady | None = None
+        self._restarts = 0
+        self._restart_pause_s = 0.0
+        self._retry_at_ns = 0
+        self._early_deaths = 0
+        self._settled = asyncio.Event()
+        """Set unless a zygote is about to be restarted."""
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    def snapshot(self) -> NurserySnapshot:
+        """Return what is going on, for reports."""
+        return NurserySnapshot(
+            state=self._state,
+            zygote_pid=self._zygote.child.pid if self._zygote else None,
+            onnxruntime=self._runtime.onnxruntime if self._runtime else "",
+            providers=tuple(self._runtime.providers) if self._runtime else (),
+            restarts=self._restarts,
+            reason=self._reason,
+        )
+
+    async def start(self) -> NurserySnapshot:
+        """Start the zygote and wait until it is ready or has turned out unusable; say which."""
+        if self._state is not NurseryState.CLOSED:
+            raise InternalError("the nursery was started twice")
+        lineage.become_subreaper()
+        self._spawn()
+        with contextlib.suppress(RuntimeUnusable, SessionError):
+            await self._ready_zygote(self._clock.now_ns() + 2 * self._import_timeout_ns)
+        return self.snapshot()
+
+    async def fork(self, *, deadline_ns: int) -> Newborn:
+        """Fork a worker; waits for a zygote that is starting or restarting.
+
+        Raises:
+            RuntimeUnusable: ONNX Runtime cannot be imported here.
+            SessionError: `fork_failed`: no memory or process ids, or no zygote until `deadline_ns`.
+        """
+        while True:
+            zygote = await self._ready_zygote(deadline_ns)
+            ours, theirs = make_pair()
+            token = next(self._tokens)
+            answer: asyncio.Future[Child] = self._loop.create_future()
+            zygote.forks[token] = answer
+            try:
+                with theirs:
+                    zygote.channel.send(Fork(token), [theirs.fileno()])
+                child = await self._until(answer, deadline_ns, "the zygote did not fork in time")
+            except ProtocolError:  # the zygote died: ask the next one
+                ours.close()
+                await asyncio.sleep(0)
+            except BaseException:
+                ours.close()
+                raise
+            else:
+                return Newborn(child, ours)
+            finally:
+                zygote.forks.pop(token, None)
+
+    async def close(self) -> None:
+        """End the zygote and wait until it is reaped. Workers are their owners' to stop."""
+        self._state = NurseryState.CLOSED
+        self._settled.set()
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        zygote, self._zygote = self._zygote, None
+        if zygote is None:
+            return
+        zygote.channel.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(zygote.child.ended), _CLOSE_GRACE_S)
+        zygote.child.kill()
+        await zygote.child.ended
+        self._fail_waiters(zygote, "the nursery is closed")
+
+    async def _ready_zygote(self, deadline_ns: int) -> _Zygote:
+        while True:
+            if self._state is NurseryState.UNUSABLE:
+                if self._clock.now_ns() < self._retry_at_ns:
+                    raise RuntimeUnusable(self._reason)
+                self._spawn()
+            if self._state is NurseryState.CLOSED:
+                raise SessionError("fork_failed", "the nursery is closed")
+            zygote = self._zygote
+            if zygote is None:  # between two zygotes
+                left_s = (deadline_ns - self._clock.now_ns()) / NS_PER_S
+                try:
+                    await asyncio.wait_for(self._settled.wait(), left_s)
+                except TimeoutError:
+                    raise SessionError("fork_failed", f"no zygote in time: {self._reason}") from None
+                continue
+            with contextlib.suppress(ProtocolError):  # it died before it was ready; what follows is `_on_ended`'s
+                await self._until(zygote.ready, deadline_ns, "the zygote was not ready in time")
+                return zygote
+            await asyncio.sleep(0)
+
+    async def _until(self, future: asyncio.Future[Awaited], deadline_ns: int, complaint: str) -> Awaited:
+        left_s = (deadline_ns - self._clock.now_ns()) / NS_PER_S
+        done, _ = await asyncio.wait([future], timeout=max(0.0, left_s))
+        if not done:
+            raise SessionError("fork_failed", complaint)
+        return future.result()
+
+    def _spawn(self) -> None:
+        ours, theirs = make_pair()
+        with theirs:
+            pid = os.posix_spawn(
+                self._python,
+                [self._python, "-P", "-m", "edgeinfer.worker.zygote", str(_ZYGOTE_FD), str(os.getpid())],
+                _zygote_environment(self._environment),
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), _ZYGOTE_FD),
+                ],
+                setpgroup=0,  # a Ctrl-C at the terminal is for the daemon alone
+                setsigmask=[],
+                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+            )
+        self._adopt(Child(pid, self._loop), ours)
+
+    def _adopt(self, child: Child, ours: socket.socket) -> None:
+        zygote: _Zygote
+
+        def on_message(message: FromZygote, fds: list[int]) -> None:
+            close_all(fds)
+            self._on_message(zygote, message)
+
+        def on_closed(reason: str) -> None:
+            zygote.complaint = zygote.complaint or reason
+            child.kill()  # it closed its end because it ends, or it spoke nonsense
+
+        channel: DaemonEnd[FromZygote, Fork] = DaemonEnd(
+            ours, self._loop, FromZygote, on_message=on_message, on_closed=on_closed
+        )
+        zygote = _Zygote(child, channel, self._clock.now_ns(), self._loop.create_future())
+        child.ended.add_done_callback(lambda ended: self._on_ended(zygote, ended.result()))
+        self._zygote = zygote
+        self._state = NurseryState.STARTING
+        self._settled.set()
+        self._later(self._import_timeout_ns / NS_PER_S, lambda: self._give_up_import(zygote))
+
+    def _on_message(self, zygote: _Zygote, message: FromZygote) -> None:
+        match message:
+            case ZygoteReady():
+                self._on_ready(zygote, message)
+            case ZygoteFailed(detail):
+                zygote.complaint = detail
+            case Forked(token, pid):
+                child = Child(pid, self._loop)
+                waiter = zygote.forks.pop(token, None)
+                if waiter is None or waiter.done():  # nobody wants it any more
+                    child.kill()
+                else:
+                    waiter.set_result(child)
+            case ForkFailed(token, detail):
+                waiter = zygote.forks.pop(token, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_exception(SessionError("fork_failed", detail))
+
+    def _on_ready(self, zygote: _Zygote, ready: ZygoteReady) -> None:
+        if ready.protocol != PROTOCOL:
+            zygote.complaint = (
+                f"the installed edgeinfer speaks worker protocol {ready.protocol}, this daemon {PROTOCOL}: restart it"
+            )
+        elif ready.threads != 1:
+            zygote.complaint = (
+                f"onnxruntime {ready.onnxruntime} started {ready.threads - 1} threads at import, "
+                "so workers cannot be forked safely"
+            )
+        else:
+            self._runtime, self._state, self._reason = ready, NurseryState.READY, ""
+            self._early_deaths = 0
+            zygote.ready.set_result(ready)
+            _log.info("zygote ready pid=%d onnxruntime=%s", zygote.child.pid, ready.onnxruntime)
+            return
+        zygote.child.kill()
+
+    def _give_up_import(self, zygote: _Zygote) -> None:
+        if not zygote.ready.done() and zygote.child.is_running:
+            seconds = self._import_timeout_ns / NS_PER_S
+            zygote.complaint = f"importing onnxruntime took more than {seconds:g} s"
+            zygote.child.kill()
+
+    def _on_ended(self, zygote: _Zygote, status: ExitStatus) -> None:
+        zygote.channel.close()
+        was_ready = zygote.ready.done() and not zygote.ready.cancelled()
+        if self._state is NurseryState.CLOSED:
+            return
+        self._zygote = None
+        if was_ready or self._may_be_chance(zygote, status):
+            self._restart(zygote, status)
+        else:
+            self._reason = zygote.complaint or f"the process that imports onnxruntime was {status}"
+            self._state = NurseryState.UNUSABLE
+            self._retry_at_ns = self._clock.now_ns() + self._cool_down_ns
+            _log.error("runtime unusable reason=%r", self._reason)
+        self._fail_waiters(zygote, f"zygote {status}")
+
+    def _may_be_chance(self, zygote: _Zygote, status: ExitStatus) -> bool:
+        """Whether somebody killed it (the out-of-memory killer, say) and not the import."""
+        self._early_deaths += 1
+        return status.signal == signal.SIGKILL and not zygote.complaint and self._early_deaths < _MAX_EARLY_DEATHS
+
+    def _restart(self, zygote: _Zygote, status: ExitStatus) -> None:
+        lived_ns = self._clock.now_ns() - zygote.started_ns
+        pause_s = self._restart_pause_s = 0.0 if lived_ns > _STEADY_NS else min(30.0, self._restart_pause_s * 2 + 0.1)
+        self._state, self._reason = NurseryState.RESTARTING, f"zygote {zygote.child.pid} {status}"
+        self._restarts += 1
+        self._settled.clear()
+        _log.warning("zygote ended pid=%d status=%r restart_in_s=%.1f", zygote.child.pid, str(status), pause_s)
+        self._later(pause_s, self._spawn)
+
+    def _fail_waiters(self, zygote: _Zygote, why: str) -> None:
+        waiters: list[asyncio.Future[Any]] = [zygote.ready, *zygote.forks.values()]
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(ProtocolError(why))
+                waiter.exception()  # seen: nobody may be waiting
+        zygote.forks.clear()
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        def fire() -> None:
+            self._timers.discard(timer)
+            act()
+
+        timer = self._loop.call_later(delay_s, fire)
+        self._timers.add(timer)
+
+
+def _zygote_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the daemon's environment with what the import needs, and the way to this very package."""
+    environment = {**os.environ, **_ENVIRONMENT}
+    home = str(Path(__file__).resolve().parents[2])
+    if home not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{home}{os.pathsep}{inherited}" if inherited else home
+    return {**environment, **extra}

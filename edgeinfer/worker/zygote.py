@@ -1,0 +1,130 @@
+"""The zygote: has ONNX Runtime imported, holds no session, and forks a worker when asked.
+
+Worker's side. Started as `python -m edgeinfer.worker.zygote FD DAEMON_PID` by `nursery`, which set the environment
+that must be there before the import (telemetry off, one BLAS thread). It has exactly one thread, for ever: a fork
+copies only the calling one, so a lock that another held would stay locked in the child. It reads `Fork` messages and
+does nothing else; what a worker does is `main`'s.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import struct
+import sys
+from typing import NoReturn
+
+from edgeinfer.worker import lineage
+from edgeinfer.worker.channel import ChannelClosed, ProcessEnd
+from edgeinfer.worker.messages import (
+    PROTOCOL,
+    Fork,
+    Forked,
+    ForkFailed,
+    FromZygote,
+    ZygoteFailed,
+    ZygoteReady,
+)
+
+ZYGOTE_OOM_SCORE_ADJ = 200
+"""Above the daemon's (0 or less under systemd), below the workers': losing the zygote costs only a restart."""
+
+_EXIT_RUNTIME_UNUSABLE = 3
+
+
+def main(argv: list[str]) -> int:
+    """Import the runtime, say so, and fork until the daemon closes the channel."""
+    fd, daemon_pid = int(argv[1]), int(argv[2])
+    lineage.die_with_parent(daemon_pid)
+    lineage.name_process("edgeinfer-zygote")
+    lineage.offer_to_oom_killer(ZYGOTE_OOM_SCORE_ADJ)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to answer, by draining
+    channel: ProcessEnd[Fork, FromZygote] = ProcessEnd(socket.socket(fileno=fd), Fork)
+    try:
+        ready = _import_runtime()
+    except Exception as error:  # noqa: BLE001 - a broken native package raises whatever it likes at import
+        channel.send(ZygoteFailed(f"importing onnxruntime failed: {type(error).__name__}: {error}"[:2000]))
+        return _EXIT_RUNTIME_UNUSABLE
+    gc.collect()
+    gc.freeze()  # workers share these pages as long as nobody, the collector included, writes to them
+    channel.send(ready)
+    try:
+        while True:
+            request, fds = channel.receive()
+            with socket.socket(fileno=fds[0]) as worker_end:
+                channel.send(_fork_worker(request.token, channel, worker_end, daemon_pid))
+    except ChannelClosed:
+        return 0
+
+
+def _import_runtime() -> ZygoteReady:
+    """Import all that a worker needs, so that a fork has it for nothing."""
+    import numpy as np  # noqa: PLC0415
+    import onnxruntime  # noqa: PLC0415
+
+    import edgeinfer.worker.main  # noqa: F401, PLC0415
+
+    return ZygoteReady(
+        protocol=PROTOCOL,
+        threads=len(os.listdir("/proc/self/task")),  # noqa: PTH208
+        onnxruntime=str(onnxruntime.__version__),
+        numpy=str(np.__version__),
+        providers=list(onnxruntime.get_available_providers()),
+    )
+
+
+def _fork_worker(
+    token: int, channel: ProcessEnd[Fork, FromZygote], worker_end: socket.socket, daemon_pid: int
+) -> Forked | ForkFailed:
+    """Fork twice, so that the worker becomes the daemon's child; return its pid once it is."""
+    read_fd, write_fd = os.pipe()
+    try:
+        first = os.fork()
+    except OSError as error:
+        os.close(read_fd)
+        os.close(write_fd)
+        return ForkFailed(token, f"fork: {error.strerror}")
+    if first == 0:
+        os.close(read_fd)
+        _fork_again(write_fd, channel, worker_end, daemon_pid)
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(first, 0)  # from now on the worker is the daemon's child, dead or alive
+    if len(answer) != _PID.size:
+        return ForkFailed(token, "fork: the intermediate process could not fork")
+    return Forked(token, _PID.unpack(answer)[0])
+
+
+_PID = struct.Struct("=i")
+
+
+def _fork_again(
+    pid_pipe: int, channel: ProcessEnd[Fork, FromZygote], worker_end: socket.socket, daemon_pid: int
+) -> NoReturn:
+    """Fork the worker, tell the zygote its pid and end; in the worker, never come back."""
+    status = 70  # EX_SOFTWARE
+    try:
+        second = os.fork()
+        if second == 0:
+            os.close(pid_pipe)
+            channel.close()
+            from edgeinfer.worker.main import run_worker  # noqa: PLC0415
+
+            status = run_worker(worker_end, daemon_pid)
+        else:
+            os.write(pid_pipe, _PID.pack(second))
+            status = 0
+    except OSError:
+        status = 71  # EX_OSERR
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        raise
+    finally:
+        os._exit(status)  # never unwind into the zygote's own loop
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
