@@ -76,9 +76,7 @@ def _audio(spec: TensorSpec, rule: Decode, data: memoryview) -> NDArray[Any]:
         with wave.open(io.BytesIO(data), "rb") as file:
             channels, width, rate, frames, *_ = file.getparams()
             if rate != rule.sample_rate_hz:
-                raise Fault(
-                    INPUT_INVALID, f"input {spec.name!r} takes {rule.sample_rate_hz} Hz, the WAV has {rate} Hz"
-                )
+                raise Fault(INPUT_INVALID, f"input {spec.name!r} takes {rule.sample_rate_hz} Hz, the WAV has {rate} Hz")
             frames = min(frames, len(data) // max(1, channels * width))  # a header may claim any number
             _check_dims(spec, [1, frames])
             raw = file.readframes(frames)

@@ -93,9 +93,7 @@ def load(spec: LoadSpec, log: Logger) -> Model:
     if missing := [name for name in spec.providers if name not in available]:
         raise Fault("provider_unavailable", f"{spec.title} needs {missing[0]}; this runtime has {', '.join(available)}")
     try:
-        session = ort.InferenceSession(
-            spec.path, _options(spec), providers=list(spec.providers)
-        )
+        session = ort.InferenceSession(spec.path, _options(spec), providers=list(spec.providers))
     except Exception as error:
         raise _load_fault(spec, error) from error
     session.disable_fallback()  # a provider that fails is a failure to report, not a reason to load again elsewhere

@@ -70,7 +70,11 @@ def one_long_matmul() -> ModelProto:
     ends = numpy_helper.from_array(np.array([1, 1], np.int64), "ends")
     starts = numpy_helper.from_array(np.array([0, 0], np.int64), "starts")
     return model(
-        [node("Expand", ["v", "shape"], ["x"]), node("MatMul", ["x", "x"], ["p"]), node("Slice", ["p", "starts", "ends"], ["y"])],
+        [
+            node("Expand", ["v", "shape"], ["x"]),
+            node("MatMul", ["x", "x"], ["p"]),
+            node("Slice", ["p", "starts", "ends"], ["y"]),
+        ],
         [value("v", FLOAT, [1]), value("shape", INT64, [2])],
         [value("y", FLOAT, ["a", "b"])],
         [starts, ends],
@@ -93,9 +97,7 @@ def logarithm() -> ModelProto:
 
 def filled() -> ModelProto:
     """shape[1] -> y of that many zeros: a small file that can ask for any amount of memory."""
-    return model(
-        [node("ConstantOfShape", ["shape"], ["y"])], [value("shape", INT64, [1])], [value("y", FLOAT, ["n"])]
-    )
+    return model([node("ConstantOfShape", ["shape"], ["y"])], [value("shape", INT64, [1])], [value("y", FLOAT, ["n"])])
 
 
 def strings() -> ModelProto:

@@ -1,0 +1,176 @@
+"""Try a bundle's variant in a throw-away worker, before anything depends on it.
+
+Daemon's side; the toolchain measures with it too. Loads the variant, runs the golden requests, compares the answers
+within the manifest's tolerance, and times it. A variant that is wrong, crashes or hangs is a verdict, not an exception:
+only this worker pays. What follows from the verdict is `store`'s and `execution`'s.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgeinfer import oip
+from edgeinfer.artifact.manifest import Golden, Manifest, Variant
+from edgeinfer.clock import NS_PER_S, MonotonicClock
+from edgeinfer.errors import ArtifactError, ManifestInvalid, ProtocolError, RuntimeUnusable, SessionError
+from edgeinfer.request import Payload
+from edgeinfer.worker.messages import Memory
+from edgeinfer.worker.nursery import Nursery
+from edgeinfer.worker.spec import limits_for, load_spec
+from edgeinfer.worker.worker import RunResult, Worker
+
+_HEADER_LENGTH: Final = struct.Struct("<Q")
+_MAX_GOLDEN_BYTES: Final = 256 << 20
+_STREAM: Final = "golden"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a probe found."""
+
+    accepted: bool
+    reason: str = ""
+    """Why not, in a short word: `golden_mismatch`, `golden_invalid`, `run_timeout`, or the load's or run's own."""
+    detail: str = ""
+    max_difference: float = 0.0
+    """Largest absolute difference from the golden outputs."""
+    load_ns: int = 0
+    memory: Memory | None = None
+    """After the last run; its peak covers load and runs."""
+    durations_ns: tuple[int, ...] = ()
+    """Time inside ONNX Runtime of each repeated run, golden ones not counted."""
+    cpu_ns: int = 0
+    """CPU time of all threads over the repeated runs."""
+
+
+def read_golden(bundle: Path, golden: Golden) -> tuple[Payload, Payload]:
+    """Return a golden request and the response that it must get.
+
+    Raises:
+        ManifestInvalid: a file is missing, too large, or no OIP body.
+    """
+    try:
+        _, request = oip.decode_request(*_split_golden(bundle / golden.request))
+        _, response = oip.decode_response(*_split_golden(bundle / golden.response))
+    except (OSError, ProtocolError, struct.error) as error:
+        raise ManifestInvalid(f"golden {golden.request} with {golden.response}: {error}") from error
+    return request, response
+
+
+def _split_golden(path: Path) -> tuple[memoryview, memoryview]:
+    if (size := path.stat().st_size) > _MAX_GOLDEN_BYTES:
+        raise ProtocolError(f"{path.name} has {size} bytes, at most {_MAX_GOLDEN_BYTES} are read")
+    raw = path.read_bytes()
+    (header_length,) = _HEADER_LENGTH.unpack_from(raw)
+    return oip.split(memoryview(raw)[_HEADER_LENGTH.size :], header_length)
+
+
+def join_golden(payload: Payload) -> bytes:
+    """Return the bytes of a golden file."""
+    return _HEADER_LENGTH.pack(len(payload.header)) + oip.join(payload)
+
+
+async def probe(
+    nursery: Nursery,
+    manifest: Manifest,
+    bundle: Path,
+    variant_name: str,
+    *,
+    threads: int = 1,
+    load_timeout_ns: int = 120 * NS_PER_S,
+    run_timeout_ns: int = 30 * NS_PER_S,
+    repeat: int = 0,
+) -> Verdict:
+    """Load a variant in a worker of its own and run the golden requests, then the first one `repeat` times more.
+
+    The golden requests of a stateful model are one sequence. The caller has reserved the memory and has verified
+    the bundle's files.
+
+    Raises:
+        RuntimeUnusable: ONNX Runtime cannot be imported here: nothing is said about the bundle.
+        ManifestInvalid: there is no such variant.
+    """
+    variant = manifest.variant(variant_name)
+    clock = MonotonicClock()
+    spec = load_spec(manifest, bundle, variant_name, threads=threads)
+    try:
+        goldens = [read_golden(bundle, golden) for golden in manifest.golden]
+        limits = limits_for(manifest)
+        worker = await Worker.start(nursery, spec, deadline_ns=clock.now_ns() + load_timeout_ns, limits=limits)
+    except RuntimeUnusable:
+        raise
+    except SessionError as error:
+        return Verdict(accepted=False, reason=error.reason, detail=error.detail)
+    except ArtifactError as error:
+        return Verdict(accepted=False, reason="golden_invalid", detail=str(error))
+    try:
+        return await _examine(worker, variant, goldens, run_timeout_ns=run_timeout_ns, repeat=repeat)
+    finally:
+        await worker.stop(grace_ns=0)
+
+
+async def _examine(
+    worker: Worker, variant: Variant, goldens: list[tuple[Payload, Payload]], *, run_timeout_ns: int, repeat: int
+) -> Verdict:
+    clock = MonotonicClock()
+    worst = 0.0
+    for number, (request, response) in enumerate(goldens):
+        ending = await worker.run(
+            request,
+            deadline_ns=clock.now_ns() + run_timeout_ns,
+            stream=_STREAM,
+            sequence_start=number == 0,
+            expected=response,
+            tolerance=variant.tolerance,
+        )
+        if not isinstance(ending, RunResult):
+            return _rejected(f"golden request {number}", ending)
+        comparison = ending.comparison
+        ending.release()
+        assert comparison is not None
+        worst = max(worst, comparison.max_difference)
+        if comparison.problem:
+            return Verdict(
+                accepted=False,
+                reason="golden_mismatch",
+                detail=f"golden request {number}: {comparison.problem}",
+                max_difference=worst,
+            )
+    durations, before_ns = [], _cpu_ns(worker.pid)
+    for _ in range(repeat if goldens else 0):
+        ending = await worker.run(
+            goldens[0][0], deadline_ns=clock.now_ns() + run_timeout_ns, stream=_STREAM, sequence_start=True
+        )
+        if not isinstance(ending, RunResult):
+            return _rejected("a repeated run", ending)
+        durations.append(ending.marks.finished_ns - ending.marks.started_ns)
+        ending.release()
+    return Verdict(
+        accepted=True,
+        max_difference=worst,
+        load_ns=worker.loaded.load_ns,
+        memory=worker.memory(),
+        durations_ns=tuple(durations),
+        cpu_ns=_cpu_ns(worker.pid) - before_ns,
+    )
+
+
+def _rejected(what: str, ending: object) -> Verdict:
+    reason = str(getattr(ending, "reason", "run_timeout"))
+    return Verdict(accepted=False, reason=reason, detail=f"{what}: {getattr(ending, 'detail', ending)}")
+
+
+def _cpu_ns(pid: int) -> int:
+    """Return the CPU time of a process over all its threads, 0 when it is gone."""
+    try:
+        return time.clock_gettime_ns(~pid << 3 | _CPUCLOCK_SCHED)
+    except OSError:
+        return 0
+
+
+_CPUCLOCK_SCHED: Final = 2
+"""The kernel's clock id of a process's CPU time is made of its pid and this (see clock_getcpuclockid(3))."""
