@@ -79,6 +79,11 @@ class Topics:
         return _last_word(topic, self._own("command"))
 
     @property
+    def reply(self) -> str:
+        """Answers to commands whose sender named no response topic."""
+        return self._own("reply")
+
+    @property
     def offload_reply(self) -> str:
         """Where this device takes the answers to its offloaded requests."""
         return self._own("offload/reply")
