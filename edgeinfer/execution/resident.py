@@ -1,0 +1,205 @@
+"""One model held in memory: its worker processes, what they cost, and what happens when one dies.
+
+Owns the workers and their crash history. When a model is loaded, and which gives way, is `model_cache`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from edgeinfer.artifact.manifest import Manifest, Variant
+from edgeinfer.clock import Clock
+from edgeinfer.config import ModelSection
+from edgeinfer.errors import SessionError
+from edgeinfer.execution.crashes import CrashPolicy, judge_crash
+from edgeinfer.execution.ledger import Reservation
+from edgeinfer.execution.window import LatencyWindow
+from edgeinfer.store.store import Installed
+from edgeinfer.worker.worker import EndCause, Worker, WorkerEnd
+
+_log = logging.getLogger(__name__)
+
+
+class Phase(StrEnum):
+    """What a model can be asked right now."""
+
+    LOADING = "loading"
+    READY = "loaded"
+    RECOVERING = "recovering"
+    """Its last worker died; another one is being started."""
+    QUARANTINED = "quarantined"
+    """Its workers died too often; left alone until it is loaded again by hand."""
+    CLOSED = "unloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class CrashNote:
+    """One worker that died by itself, for events and reports."""
+
+    model: str
+    variant: str
+    detail: str
+    quarantined: bool
+
+
+StartWorker = Callable[[], Awaitable[Worker]]
+"""Starts one more worker of the model; raises SessionError."""
+
+
+class ResidentModel:
+    """A model in memory. Loop thread only.
+
+    `later` runs a coroutine after a delay, in the cache's task group; `on_crash` hears of each worker that died
+    by itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        section: ModelSection,
+        installed: Installed,
+        variant: Variant,
+        reservation: Reservation,
+        start_worker: StartWorker,
+        later: Callable[[int, Callable[[], Awaitable[None]], str], None],
+        on_crash: Callable[[CrashNote], None],
+        clock: Clock,
+        policy: CrashPolicy | None = None,
+    ) -> None:
+        self.section = section
+        self.installed = installed
+        self.variant = variant
+        self.reservation = reservation
+        self.phase = Phase.LOADING
+        self.detail = ""
+        self.leases = 0
+        """Requests that are running on it: it is not evicted before they are done."""
+        self.last_used_ns = clock.now_ns()
+        self.state_resets = 0
+        """Runs of a stateful model whose earlier state was lost."""
+        self.load_ns = 0
+        seed_us = variant.latency_us.get(str(section.threads)) or max(variant.latency_us.values(), default=100_000)
+        self.latency = LatencyWindow(seed_p99_ns=seed_us * 1000)
+        """From dispatch to the worker to its answer, without waiting for a place there."""
+        self._start_worker = start_worker
+        self._later = later
+        self._on_crash = on_crash
+        self._clock = clock
+        self._policy = policy or CrashPolicy()
+        self._workers: list[Worker | None] = [None] * section.workers
+        self._crashes_ns: tuple[int, ...] = ()
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it says about itself."""
+        return self.installed.manifest
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers that can take requests."""
+        return [worker for worker in self._workers if worker is not None and worker.is_alive]
+
+    async def open(self) -> None:
+        """Start every worker.
+
+        Raises:
+            SessionError: one could not load the model; none is left.
+        """
+        try:
+            for index in range(len(self._workers)):
+                await self._start(index)
+        except BaseException:
+            await self.close()
+            raise
+        self.phase = Phase.READY
+
+    async def close(self) -> None:
+        """End every worker, letting it finish what it has begun, and give the memory back."""
+        self.phase = Phase.CLOSED
+        workers, self._workers = [worker for worker in self._workers if worker is not None], []
+        await asyncio.gather(*(worker.stop() for worker in workers))
+        self.reservation.release()
+
+    def pick(self, stream: str | None) -> Worker | None:
+        """Return the worker that should take the next request, None when none is alive.
+
+        The one with the least to do; with state, always the same one for the same stream.
+        """
+        if self.manifest.stateful and self._workers:
+            pinned = self._workers[zlib.crc32((stream or "").encode()) % len(self._workers)]
+            return pinned if pinned is not None and pinned.is_alive else None
+        return min(self.workers, key=lambda worker: worker.in_flight, default=None)
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[None]:
+        """Hold the model in memory while a request runs on it."""
+        self.leases += 1
+        self.last_used_ns = self._clock.now_ns()
+        try:
+            yield
+        finally:
+            self.leases -= 1
+            self.last_used_ns = self._clock.now_ns()
+
+    def set_cpus(self, cpus: frozenset[int]) -> None:
+        """Move every thread of every worker onto these CPUs."""
+        for worker in self.workers:
+            try:
+                worker.set_affinity(cpus)
+            except SessionError as error:
+                _log.warning("affinity model=%s error=%r", self.section.name, str(error))
+
+    async def _start(self, index: int) -> None:
+        worker = await self._start_worker()
+        if self.phase is Phase.CLOSED:  # it was unloaded meanwhile
+            await worker.stop()
+            return
+        self._workers[index] = worker
+        self.load_ns = worker.loaded.load_ns
+        worker.died.add_done_callback(lambda died: self._on_died(index, died.result()))
+
+    def _on_died(self, index: int, end: WorkerEnd) -> None:
+        if self.phase in {Phase.CLOSED, Phase.QUARANTINED} or end.cause is EndCause.STOPPED:
+            return
+        self._workers[index] = None
+        pause_ns = 0
+        if end.cause is EndCause.CRASHED:
+            now_ns = self._clock.now_ns()
+            self._crashes_ns = (*self._crashes_ns[-(self._policy.max_crashes - 1) :], now_ns)
+            verdict = judge_crash(self._crashes_ns, self._policy, now_ns=now_ns)
+            self._on_crash(CrashNote(self.section.name, self.variant.name, end.detail, verdict.quarantine))
+            if verdict.quarantine:
+                self._quarantine(end.detail)
+                return
+            pause_ns = verdict.pause_ns
+        if not self.workers:
+            self.phase, self.detail = Phase.RECOVERING, end.detail
+        _log.warning("worker ended model=%s cause=%s detail=%r", self.section.name, end.cause, end.detail)
+        self._later(pause_ns, lambda: self._restart(index), f"restart[{self.section.name}]")
+
+    async def _restart(self, index: int) -> None:
+        if self.phase in {Phase.CLOSED, Phase.QUARANTINED}:
+            return
+        try:
+            await self._start(index)
+        except SessionError as error:
+            self._on_crash(CrashNote(self.section.name, self.variant.name, str(error), quarantined=True))
+            self._quarantine(str(error))
+            return
+        if self.workers:
+            self.phase, self.detail = Phase.READY, ""
+
+    def _quarantine(self, why: str) -> None:
+        self.phase, self.detail = Phase.QUARANTINED, why
+        _log.error("quarantined model=%s variant=%s detail=%r", self.section.name, self.variant.name, why)
+        for worker in self.workers:
+            worker.kill("quarantined")
+        self.reservation.release()
+
+
