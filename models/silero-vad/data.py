@@ -29,13 +29,11 @@ def evaluation(files: Mapping[str, Path]) -> Iterator[Stream]:
 
 
 def golden(files: Mapping[str, Path]) -> Iterator[Stream]:
-    """Chunks from the middle of words and of noise; each stands alone. One comes as a WAV, as a source may send it."""
-    for name in ("Front_Center.wav", "Rear_Left.wav", "Noise.wav"):
-        samples = _read(files, name)
-        begin = int(np.abs(samples).argmax()) // CHUNK * CHUNK
-        yield Stream(name, [{"audio": samples[np.newaxis, begin : begin + CHUNK]}])
-    speech = _read(files, "Side_Right.wav")[8 * CHUNK : 9 * CHUNK]
-    yield Stream("as WAV", [{"audio": Media(write_wav(speech, sample_rate_hz=RATE_HZ), "audio/wav")}])
+    """One sequence from inside a word; one chunk comes as a WAV, as a source may send it."""
+    speech = _read(files, "Front_Center.wav")
+    chunks = _chunks(speech[8 * CHUNK : 16 * CHUNK])
+    chunks[3] = {"audio": Media(write_wav(speech[11 * CHUNK : 12 * CHUNK], sample_rate_hz=RATE_HZ), "audio/wav")}
+    yield Stream("golden", chunks)
 
 
 def samples(files: Mapping[str, Path]) -> Iterator[tuple[str, bytes]]:

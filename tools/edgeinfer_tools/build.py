@@ -16,7 +16,8 @@ import numpy as np
 import onnx
 
 from edgeinfer.artifact.board import Board
-from edgeinfer.artifact.manifest import Golden, Manifest, Provenance, Runtime, TensorSpec, Variant
+from edgeinfer.artifact.bundle import encode_golden
+from edgeinfer.artifact.manifest import Golden, Manifest, Provenance, Runtime, Variant
 from edgeinfer.artifact.manifest import SCHEMA as MANIFEST_SCHEMA
 from edgeinfer.artifact.profile import SCHEMA as PROFILE_SCHEMA
 from edgeinfer.artifact.profile import OperatingCost, Profile, encode_profile
@@ -26,15 +27,17 @@ from edgeinfer_tools.calibration import CheckedSamples
 from edgeinfer_tools.evaluate import Evaluation, GateResult, evaluate, judge, quality
 from edgeinfer_tools.faults import GateFailed, ModelRefused
 from edgeinfer_tools.fetch import fetch, sha256
-from edgeinfer_tools.golden import difference, golden_requests, request_bytes, response_bytes, tolerance
-from edgeinfer_tools.measure import Machine, measure, smoke, this_machine, thread_counts
+from edgeinfer_tools.golden import difference, golden_requests, response_payload, tolerance
+from edgeinfer_tools.machine import Machine, this_machine, thread_counts
+from edgeinfer_tools.measure import measure, request_payload
 from edgeinfer_tools.pack import file_table, staging, write_json, write_manifest
 from edgeinfer_tools.quantize import WeightRange, quantize, weight_range
 from edgeinfer_tools.recipe import Recipe, VariantRecipe
 from edgeinfer_tools.reference import reference
-from edgeinfer_tools.samples import NUMPY_TYPES, Array, Stream, decode_inputs
+from edgeinfer_tools.samples import Inputs, Stream, decode_inputs
 from edgeinfer_tools.session import ORT_VERSION, Runner
-from edgeinfer_tools.verify import verify_bundle
+from edgeinfer_tools.smoke import smoke
+from edgeinfer_tools.verify import prove
 
 Say = Callable[[str], None]
 REPORT_SCHEMA = 1
@@ -96,7 +99,6 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
         built, notes = _variants(recipe, board, folder, first, data, options, say)
         first.unlink()
         golden = _write_golden(recipe, folder, data, folder / built[0].file)
-        (folder / "golden").chmod(0o755)
         write_json(folder / "reference.json", reference(built[0].evaluation.distributions, variant=built[0].recipe.name))
         machine = this_machine()
         report = _report(recipe, board, machine, folder, built, notes, weight_range(board))
@@ -105,7 +107,7 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
         write_json(folder / "report.json", report)
         manifest = _manifest(recipe, board, folder, built, golden, model)
         write_manifest(folder, manifest)
-        manifest, digest = verify_bundle(folder)
+        manifest, digest = prove(folder)
         say(f"verified  {len(manifest.golden)} golden requests on {len(manifest.variants)} variants")
     profile = _profile(manifest, digest, board, machine, built)
     output.with_name(f"{output.name}.profile.json").write_bytes(encode_profile(profile))
@@ -143,9 +145,9 @@ def _variants(recipe: Recipe, board: Board, folder: Path, first: Path, data: dic
     weights = weight_range(board)
     notes = _warnings(recipe, board, weights)
     evaluation = _streams(recipe, "evaluation", data)
-    typical = decode_inputs(next(request for stream in evaluation() for request in stream.requests), recipe.inputs)
-    golden = golden_requests(list(_golden_streams(recipe, data)), recipe, Runner(first, state=recipe.state))
-    smoke(first, typical, recipe.state)
+    golden = golden_requests(_golden_streams(recipe, data), recipe, Runner(first, state=recipe.state))
+    tensors = golden[0].tensors
+    smoke(first, tensors, recipe.state)
     built: list[Built] = []
     for variant in recipe.file.variants:
         target = folder / "model" / f"{variant.name}.onnx"
@@ -154,7 +156,7 @@ def _variants(recipe: Recipe, board: Board, folder: Path, first: Path, data: dic
                                                         float_model=lambda: Runner(first, state=recipe.state)))  # fmt: skip
         how = variant.method + (f", {count} samples" if count else "")
         say(f"{variant.name:<9} {how}, {mib(target.stat().st_size)}")
-        smoke(target, typical, recipe.state)
+        smoke(target, tensors, recipe.state)
         runner = Runner(target, state=recipe.state)
         result = evaluate(runner, Runner(first, state=recipe.state), evaluation(), recipe)
         verdicts = judge(result, recipe.file.gates)
@@ -168,7 +170,7 @@ def _variants(recipe: Recipe, board: Board, folder: Path, first: Path, data: dic
             notes.append(f"left out: {text}")
             continue
         distance = difference(golden, runner)
-        costs = _costs(target, variant.name, recipe, board, typical, options)
+        costs = _costs(target, variant.name, recipe, board, golden[0].inputs, options)
         for cost in costs:
             say(f"{'':<9} {cost.threads} thread{'s' if cost.threads > 1 else ''}: p50 {cost.latency.p50_us / 1000:.2f} ms, "
                 f"p99 {cost.latency.p99_us / 1000:.2f} ms, load {cost.load_ms:.0f} ms, peak {mib(cost.load_peak_bytes)}")  # fmt: skip
@@ -206,40 +208,27 @@ def _golden_streams(recipe: Recipe, data: dict[str, Path]) -> Iterator[Stream]:
     return _streams(recipe, function, data)()
 
 
-def _costs(model: Path, variant: str, recipe: Recipe, board: Board, typical: dict[str, Array],
+def _costs(model: Path, variant: str, recipe: Recipe, board: Board, typical: Inputs,
            options: Options) -> list[OperatingCost]:  # fmt: skip
     if options.costs_from is not None:
         costs = [cost for cost in options.costs_from.costs if cost.variant == variant]
         if not costs:
             raise ModelRefused(f"the profile to take costs from has none for variant {variant!r}")
         return costs
-    largest = {spec.name: _largest(spec, typical[spec.name]) for spec in recipe.inputs}
-    return [
-        measure(model, variant=variant, threads=threads, typical=typical, largest=largest, state=recipe.state,
-                seconds=options.seconds)  # fmt: skip
-        for threads in thread_counts(board, this_machine())
-    ]
-
-
-def _largest(spec: TensorSpec, typical: Array) -> Array:
-    """Return a tensor of the largest shape that the contract allows."""
-    if spec.datatype == "BYTES":
-        return np.full(spec.bound, "a", dtype=object)
-    if typical.size == 0:
-        return np.zeros(spec.bound, NUMPY_TYPES[spec.datatype])
-    return np.resize(typical, spec.bound)
+    return measure(model, variant=variant, recipe=recipe, threads=thread_counts(board, this_machine()), typical=typical,
+                   seconds=options.seconds)  # fmt: skip
 
 
 def _write_golden(recipe: Recipe, folder: Path, data: dict[str, Path], model: Path) -> list[Golden]:
     """Write the golden files; the answers are those of the best variant."""
     (folder / "golden").mkdir()
     found = []
-    requests = golden_requests(list(_golden_streams(recipe, data)), recipe, Runner(model, state=recipe.state))
+    requests = golden_requests(_golden_streams(recipe, data), recipe, Runner(model, state=recipe.state))
     for index, item in enumerate(requests):
         entry = Golden(request=f"golden/{index:03}.request", response=f"golden/{index:03}.response")
-        (folder / entry.request).write_bytes(request_bytes(item, recipe.inputs))
+        (folder / entry.request).write_bytes(encode_golden(request_payload(item.inputs, recipe.inputs)))
         (folder / entry.response).write_bytes(
-            response_bytes(item, recipe.outputs, model=recipe.file.name, version=recipe.file.version)
+            encode_golden(response_payload(item, recipe.outputs, model=recipe.file.name, version=recipe.file.version))
         )
         found.append(entry)
     return found

@@ -87,9 +87,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from edgeinfer_tools import inspection
 
     if arguments.verify:
-        from edgeinfer_tools.verify import verify_bundle
+        from edgeinfer_tools.verify import prove
 
-        verify_bundle(arguments.bundle)
+        prove(arguments.bundle)
     print(json.dumps(inspection.as_json(arguments.bundle)) if arguments.json else inspection.as_text(arguments.bundle))
     return 0
 

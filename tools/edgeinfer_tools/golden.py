@@ -1,14 +1,12 @@
 """Make the golden requests of a bundle: what the device runs on its own CPU before it trusts a variant.
 
-Each is one request that stands alone (a stateful model starts it from zeros) with the float variant's answer. A
-variant's tolerance is how far it was from that answer here, with room for another CPU's rounding.
-
-File format (docs/bundle.md): 8-byte little-endian length of the JSON header, then the OIP body.
+The requests of a stateful model are one sequence, in order; the others stand alone. The answers are the best variant's;
+another variant's tolerance is how far it was from them here, with room for another CPU's rounding.
 """
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,7 +17,7 @@ from edgeinfer.artifact.manifest import TensorSpec
 from edgeinfer.request import Payload
 from edgeinfer_tools.faults import DataRefused
 from edgeinfer_tools.recipe import Recipe
-from edgeinfer_tools.samples import Array, Inputs, Media, Stream, decode_inputs
+from edgeinfer_tools.samples import Array, Inputs, Stream, decode_inputs
 from edgeinfer_tools.session import Runner
 
 ROOM = 1.5
@@ -35,17 +33,16 @@ class GoldenRequest:
     answer: dict[str, Array]
 
 
-def golden_requests(streams: list[Stream], recipe: Recipe, runner: Runner) -> list[GoldenRequest]:
+def golden_requests(streams: Iterable[Stream], recipe: Recipe, runner: Runner) -> list[GoldenRequest]:
     """Return the first `recipe.file.golden` requests with the answers of `runner`.
 
     Raises:
         DataRefused: there are no requests.
     """
     found = []
-    requests = (request for stream in streams for request in stream.requests)
-    for inputs in islice(requests, recipe.file.golden):
+    runner.reset()
+    for inputs in islice((request for stream in streams for request in stream.requests), recipe.file.golden):
         tensors = decode_inputs(inputs, recipe.inputs)
-        runner.reset()
         found.append(GoldenRequest(inputs, tensors, runner.run(tensors)))
     if not found:
         raise DataRefused("there is no request to make a golden one of")
@@ -55,8 +52,8 @@ def golden_requests(streams: list[Stream], recipe: Recipe, runner: Runner) -> li
 def difference(golden: list[GoldenRequest], runner: Runner) -> float:
     """Return the largest absolute difference of `runner` from the golden answers."""
     largest = 0.0
+    runner.reset()
     for item in golden:
-        runner.reset()
         answer = runner.run(item.tensors)
         for name, want in item.answer.items():
             if want.dtype != np.object_ and want.size:
@@ -69,34 +66,12 @@ def tolerance(least: float, measured: float) -> float:
     return float(f"{max(least, measured * ROOM):.3g}")
 
 
-def request_bytes(item: GoldenRequest, specs: list[TensorSpec]) -> bytes:
-    """Return the request as a golden file."""
-    tensors, content_types = [], {}
-    for spec in specs:
-        value = item.inputs[spec.name]
-        if isinstance(value, Media):
-            content_types[spec.name] = value.content_type
-            tensors.append((spec.name, "BYTES", [1], oip.bytes_element(value.data)))
-        else:
-            tensors.append((spec.name, spec.datatype, list(value.shape), raw_bytes(value)))
-    return golden_file(oip.encode_request(tensors, content_types=content_types))
-
-
-def response_bytes(item: GoldenRequest, specs: list[TensorSpec], *, model: str, version: str) -> bytes:
-    """Return the answer as a golden file."""
-    tensors = [(spec.name, spec.datatype, list(item.answer[spec.name].shape), raw_bytes(item.answer[spec.name])) for spec in specs]
-    return golden_file(oip.encode_response(tensors, model=model, version=version))
-
-
-def golden_file(payload: Payload) -> bytes:
-    """Return header length, header and tensors as one run of bytes."""
-    return struct.pack("<Q", len(payload.header)) + oip.join(payload)
-
-
-def read_golden(data: bytes) -> tuple[memoryview, memoryview]:
-    """Return header and body of a golden file."""
-    (length,) = struct.unpack_from("<Q", data)
-    return oip.split(memoryview(data)[8:], length)
+def response_payload(item: GoldenRequest, specs: list[TensorSpec], *, model: str, version: str) -> Payload:
+    """Return the answer as an OIP body."""
+    tensors = [
+        (spec.name, spec.datatype, list(item.answer[spec.name].shape), raw_bytes(item.answer[spec.name])) for spec in specs
+    ]
+    return oip.encode_response(tensors, model=model, version=version)
 
 
 def raw_bytes(array: Array) -> bytes:

@@ -1,99 +1,118 @@
-"""Measure a variant in throw-away processes: load time, latency percentiles, memory.
+"""Measure what a variant costs, in the very worker that a device would run it in.
 
-The parent's half: starts `measuring` once per thread count, so that a crash, a leak or a grown heap of one
-measurement touches nothing else, and turns what comes back into the manifest's and the profile's terms.
+One throw-away worker per thread count: so loading, decoding, memory and timing are the device's own code, and what
+is reported means the same on both sides of the manifest.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import subprocess
-import sys
-import tempfile
-from dataclasses import dataclass
+import asyncio
+import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from edgeinfer.artifact.board import Board
-from edgeinfer.artifact.manifest import StateSpec
+from edgeinfer import oip
+from edgeinfer.artifact.manifest import TensorSpec
 from edgeinfer.artifact.profile import Latency, OperatingCost
+from edgeinfer.clock import NS_PER_S, MonotonicClock
 from edgeinfer.errors import SessionError
-from edgeinfer_tools.samples import Array
+from edgeinfer.request import Payload
+from edgeinfer.worker.messages import LoadSpec
+from edgeinfer.worker.nursery import Nursery
+from edgeinfer.worker.spec import WorkerLimits
+from edgeinfer.worker.worker import RunResult, Worker
+from edgeinfer_tools.golden import raw_bytes
+from edgeinfer_tools.recipe import Recipe
+from edgeinfer_tools.samples import NUMPY_TYPES, Array, Inputs, Media
 
-TIMEOUT_S = 300
+WARM_UP = 3
+MIN_RUNS = 20
+MAX_RUNS = 400
+LARGEST_RUNS = 2
+LOAD_TIMEOUT_NS = 120 * NS_PER_S
+RUN_TIMEOUT_NS = 60 * NS_PER_S
+MAX_SLOT_BYTES = 1 << 30
 HEADROOM = 1.1
-"""On the memory peak: sampling may miss the top, and another allocator rounds differently."""
+"""On the memory peak: another allocator rounds differently."""
+_STREAM = "measure"
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine that measured."""
+def measure(model: Path, *, variant: str, recipe: Recipe, threads: Sequence[int], typical: Inputs,
+            seconds: float) -> list[OperatingCost]:  # fmt: skip
+    """Return what one variant costs here at each thread count.
 
-    cpu: str
-    flags: list[str]
-    cores: int
-    """That this process may use."""
-
-
-def this_machine(proc: Path = Path("/proc")) -> Machine:
-    """Read CPU name and flags of this machine."""
-    fields: dict[str, str] = {}
-    for line in (proc / "cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        fields.setdefault(key.strip().lower(), value.strip())
-    name = fields.get("model name") or fields.get("model") or platform.machine()
-    flags = (fields.get("flags") or fields.get("features") or "").split()
-    return Machine(cpu=name, flags=sorted(flags), cores=len(os.sched_getaffinity(0)))
-
-
-def thread_counts(board: Board, machine: Machine) -> list[int]:
-    """Return 1 and the powers of two up to the board's cores, as far as this machine has them."""
-    most = min(board.cpu.cores, machine.cores)
-    return sorted({1, most, *(1 << k for k in range(1, 8) if 1 << k <= most)})
-
-
-def smoke(model: Path, inputs: dict[str, Array], state: list[StateSpec]) -> None:
-    """Load and run the model in a throw-away process, with and without graph optimisation.
+    Latency is that of the request `typical`, inside the runtime; memory is that of loading, running it, and running
+    the largest request that the contract allows.
 
     Raises:
-        SessionError: it cannot be loaded or run, or the process died of it.
+        SessionError: a worker could not load or run it.
     """
-    _child(model, state, {"typical": inputs}, mode="smoke", threads=1, seconds=0.0)
+    return asyncio.run(_measure_all(model, variant, recipe, threads, typical, seconds))
 
 
-def measure(model: Path, *, variant: str, threads: int, typical: dict[str, Array], largest: dict[str, Array],
-            state: list[StateSpec], seconds: float) -> OperatingCost:  # fmt: skip
-    """Return what one variant costs here at one thread count.
+async def _measure_all(model: Path, variant: str, recipe: Recipe, threads: Sequence[int], typical: Inputs,
+                       seconds: float) -> list[OperatingCost]:  # fmt: skip
+    requests = request_payload(typical, recipe.inputs), request_payload(largest(typical, recipe.inputs), recipe.inputs)
+    nursery = Nursery()
+    await nursery.start()
+    try:
+        return [await _measure(nursery, model, variant, recipe, count, requests, seconds) for count in threads]
+    finally:
+        await nursery.close()
 
-    Latency is that of `typical`; memory is that of loading and then running `largest` too.
 
-    Raises:
-        SessionError: as `smoke`.
-    """
-    found = _child(model, state, {"typical": typical, "largest": largest}, mode="measure", threads=threads, seconds=seconds)
-    micros = np.array(found["latency_us"])
-    quantile = {q: round(float(np.quantile(micros, q / 100))) for q in (50, 90, 99)}
-    peak = max(found["peak_bytes"], found["steady_bytes"])
-    return OperatingCost(
-        variant=variant,
-        provider="CPUExecutionProvider",
-        threads=threads,
-        latency=Latency(
-            p50_us=max(1, quantile[50]),
-            p90_us=max(1, quantile[90]),
-            p99_us=max(1, quantile[99]),
-            mean_us=max(1, round(float(micros.mean()))),
-            runs=len(micros),
-        ),
-        load_ms=round(found["load_ms"], 3),
-        load_peak_bytes=_round_up(peak * HEADROOM),
-        steady_bytes=_round_up(found["steady_bytes"]),
-        cpu_us_per_run=round(found["cpu_us_per_run"]),
-    )
+async def _measure(nursery: Nursery, model: Path, variant: str, recipe: Recipe, threads: int,
+                   requests: tuple[Payload, Payload], seconds: float) -> OperatingCost:  # fmt: skip
+    clock = MonotonicClock()
+    spec = LoadSpec(
+        model=recipe.file.name, version=recipe.file.version, variant=variant, path=str(model),
+        providers=["CPUExecutionProvider"], intra_threads=threads, inputs=recipe.inputs, outputs=recipe.outputs,
+        state=recipe.state, classes=recipe.classes,
+    )  # fmt: skip
+    limits = WorkerLimits(max_slot_bytes=MAX_SLOT_BYTES)
+    worker = await Worker.start(nursery, spec, deadline_ns=clock.now_ns() + LOAD_TIMEOUT_NS, limits=limits)
+    try:
+        for _ in range(WARM_UP):
+            await _run(worker, requests[0], clock)
+        before_ns, until_ns = _cpu_ns(worker.pid), clock.now_ns() + int(seconds * NS_PER_S)
+        micros: list[float] = []
+        while len(micros) < MIN_RUNS or (clock.now_ns() < until_ns and len(micros) < MAX_RUNS):
+            micros.append(await _run(worker, requests[0], clock) / 1000)
+        cpu_us = (_cpu_ns(worker.pid) - before_ns) / 1000 / len(micros)
+        for _ in range(LARGEST_RUNS):
+            await _run(worker, requests[1], clock)
+        memory = worker.memory()
+        if memory is None:
+            raise SessionError("crashed", f"{spec.title} ended while it was measured")
+        return OperatingCost(
+            variant=variant,
+            provider="CPUExecutionProvider",
+            threads=threads,
+            latency=_latency(micros),
+            load_ms=round(worker.loaded.load_ns / 1e6, 3),
+            load_peak_bytes=_round_up(max(memory.peak_anon_bytes, memory.anon_bytes) * HEADROOM),
+            steady_bytes=_round_up(memory.anon_bytes),
+            cpu_us_per_run=round(cpu_us),
+        )
+    finally:
+        await worker.stop(grace_ns=0)
+
+
+async def _run(worker: Worker, request: Payload, clock: MonotonicClock) -> int:
+    """Return the nanoseconds that one run took inside the runtime."""
+    ending = await worker.run(request, deadline_ns=clock.now_ns() + RUN_TIMEOUT_NS, stream=_STREAM, sequence_start=True)
+    if not isinstance(ending, RunResult):
+        raise SessionError(str(getattr(ending, "reason", "run_timeout")), f"{worker.spec.title}: {ending}")
+    took = ending.marks.finished_ns - ending.marks.started_ns
+    ending.release()
+    return took
+
+
+def _latency(micros: list[float]) -> Latency:
+    p50, p90, p99 = (max(1, round(float(np.quantile(micros, share)))) for share in (0.5, 0.9, 0.99))
+    return Latency(p50_us=p50, p90_us=p90, p99_us=p99, mean_us=max(1, round(float(np.mean(micros)))), runs=len(micros))
 
 
 def _round_up(size_bytes: float) -> int:
@@ -101,29 +120,45 @@ def _round_up(size_bytes: float) -> int:
     return -(-int(size_bytes) // 65536) * 65536
 
 
-def _child(model: Path, state: list[StateSpec], inputs: dict[str, dict[str, Array]], *, mode: str, threads: int,
-           seconds: float) -> dict[str, Any]:  # fmt: skip
-    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    with tempfile.TemporaryDirectory() as folder:
-        arrays = Path(folder) / "inputs.npz"
-        flat = {f"{kind}/{name}": array.astype(str) if array.dtype == np.object_ else array
-                for kind, tensors in inputs.items() for name, array in tensors.items()}  # fmt: skip
-        with arrays.open("wb") as file:
-            np.savez(file, **flat)  # type: ignore[arg-type]
-        order = {"model": str(model), "inputs": str(arrays), "mode": mode, "threads": threads, "seconds": seconds,
-                 "state": [[spec.input, spec.output, spec.datatype, spec.shape] for spec in state]}  # fmt: skip
+def _cpu_ns(pid: int) -> int:
+    """Return the CPU time of all threads of a process, in nanoseconds; 0 when the kernel does not say."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         try:
-            done = subprocess.run([sys.executable, "-m", "edgeinfer_tools.measuring", json.dumps(order)], env=environment,
-                                  capture_output=True, text=True, timeout=TIMEOUT_S, check=False)  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise SessionError("timeout", f"{model.name} did not load and run in {TIMEOUT_S} s") from error
-    try:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
-        last = done.stderr.strip().splitlines()[-1:] or [""]
-        raise SessionError("crashed", f"loading or running {model.name} ended the process with {how}: {last[0]}") from None
-    if "error" in found:
-        raise SessionError(found["reason"], f"{model.name}: {found['error']}")
-    return found
+            total += int(task.read_text(encoding="ascii").split()[0])
+        except (OSError, ValueError, IndexError):
+            continue
+    return total
+
+
+def request_payload(inputs: Inputs, specs: list[TensorSpec]) -> Payload:
+    """Return one request as an OIP body: media as they are, tensors raw."""
+    tensors, content_types = [], {}
+    for spec in specs:
+        value = inputs[spec.name]
+        if isinstance(value, Media):
+            content_types[spec.name] = value.content_type
+            tensors.append((spec.name, "BYTES", [1], oip.bytes_element(value.data)))
+        else:
+            tensors.append((spec.name, spec.datatype, list(value.shape), raw_bytes(value)))
+    return oip.encode_request(tensors, content_types=content_types)
+
+
+def largest(typical: Inputs, specs: list[TensorSpec]) -> dict[str, Array | Media]:
+    """Return the largest request that the contract allows; a picture stays a picture, since decoding costs too."""
+    return {spec.name: _largest(spec, typical[spec.name]) for spec in specs}
+
+
+def _largest(spec: TensorSpec, typical: Array | Media) -> Array | Media:
+    if isinstance(typical, Media) and spec.decode is not None and spec.decode.kind == "image":
+        from PIL import Image
+
+        out = io.BytesIO()
+        with Image.open(io.BytesIO(typical.data)) as image:
+            image.convert("RGB").resize((spec.bound[2], spec.bound[1])).save(out, "JPEG")
+        return Media(out.getvalue(), "image/jpeg")
+    if spec.datatype == "BYTES":
+        return np.full(spec.bound, "a", dtype=object)
+    if isinstance(typical, Media) or typical.size == 0:
+        return np.zeros(spec.bound, NUMPY_TYPES[spec.datatype])
+    return np.resize(typical, spec.bound)
