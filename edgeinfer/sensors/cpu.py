@@ -1,0 +1,134 @@
+"""Tell which CPUs may be used, how much of their time, how fast they run and how busy they are.
+
+`os.cpu_count()` knows neither the affinity, nor offline cores, nor a quota; a runtime that sizes its thread pool by it
+collapses in a container.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.sensors.cgroup import LimitState, cpu_limit, groups
+from edgeinfer.sensors.probe import read_static
+
+_HZ_PER_KHZ = 1000
+_MOST_CPUS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CpuClock:
+    """Clock of the fastest cluster; None where there is no cpufreq (virtual machines, some containers)."""
+
+    now_hz: int | None
+    max_hz: int | None
+    """What the hardware can do."""
+    cap_hz: int | None
+    """What policy allows at the moment: firmware, kernel and administrators lower it."""
+    governor: str
+    """`schedutil`, `ondemand`, …; empty when unknown."""
+
+
+def usable_cpus(sys_root: Path, proc_root: Path) -> frozenset[int]:
+    """Return the CPUs that this process may run on: its affinity, less those that are offline. Never empty."""
+    status = read_static(proc_root / "self" / "status") or ""
+    affinity: frozenset[int] = frozenset()
+    for line in status.splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            affinity = parse_cpu_list(line.partition(":")[2].strip())
+    online = parse_cpu_list(read_static(sys_root / "devices" / "system" / "cpu" / "online") or "")
+    if affinity and online:
+        return affinity & online or affinity
+    return affinity or online or frozenset({0})
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Return the CPUs of a list such as `0-3,6`; empty when it is none."""
+    cpus: set[int] = set()
+    try:
+        for part in filter(None, text.strip().split(",")):
+            first, _, last = part.partition("-")
+            low, high = int(first), int(last or first)
+            if not 0 <= low <= high < _MOST_CPUS:
+                return frozenset()
+            cpus.update(range(low, high + 1))
+    except ValueError:
+        return frozenset()
+    return frozenset(cpus)
+
+
+def quota_share(proc_root: Path, sys_root: Path) -> float | None:
+    """Return how many cores' time the tightest control group above us allows; None without a quota."""
+    limits = [cpu_limit(group) for group in groups("cpu", proc_root, sys_root)]
+    return min((item.cores for item in limits if item.cores is not None), default=None)
+
+
+def quota_cores(proc_root: Path, sys_root: Path) -> int | None:
+    """Return `quota_share` as a number of threads, rounded down and at least 1; None without a quota.
+
+    Rounded up, the last thread would stall all others at every barrier once the quota of the period is spent.
+    """
+    share = quota_share(proc_root, sys_root)
+    return None if share is None else max(1, math.floor(share))
+
+
+def thread_budget(cpus: frozenset[int], quota: int | None) -> int:
+    """Return how many threads may compute at once."""
+    return max(1, len(cpus) if quota is None else min(len(cpus), quota))
+
+
+def quota_faults(proc_root: Path, sys_root: Path) -> list[str]:
+    """Return, in words, which quota files above us cannot be understood."""
+    limits = [cpu_limit(group) for group in groups("cpu", proc_root, sys_root)]
+    bad = {LimitState.EMPTY, LimitState.GARBAGE}
+    return [f"{item.group}: {item.detail}" for item in limits if item.state in bad]
+
+
+def cpu_clock(sys_root: Path) -> CpuClock:
+    """Return the clock of the fastest cluster, which is where the work goes."""
+    root = sys_root / "devices" / "system" / "cpu"
+    folders = sorted((root / "cpufreq").glob("policy*")) or sorted(root.glob("cpu[0-9]*/cpufreq"))
+    best = CpuClock(None, None, None, "")
+    for folder in folders:
+        maximum = _hz(folder / "cpuinfo_max_freq")
+        clock = CpuClock(
+            now_hz=_hz(folder / "scaling_cur_freq"),
+            max_hz=maximum,
+            cap_hz=_hz(folder / "scaling_max_freq"),
+            governor=read_static(folder / "scaling_governor") or "",
+        )
+        if best.max_hz is None or (maximum is not None and maximum > best.max_hz):
+            best = clock
+    return best
+
+
+class BusyMeter:
+    """Tells how much of the CPUs' time was used since it was last asked. Owned by one reader."""
+
+    def __init__(self, proc_root: Path) -> None:
+        self._path = proc_root / "stat"
+        self._last: tuple[int, int] | None = None
+
+    def share(self) -> float | None:
+        """Return the share of all online CPUs that worked since the last call, 0 to 1; None when unknown.
+
+        Steps of a clock tick (10 ms): below a tenth of a second it is coarse.
+        """
+        now = self._read()
+        last, self._last = self._last, now
+        if now is None or last is None or now[1] <= last[1]:
+            return None
+        return min(1.0, max(0.0, (now[0] - last[0]) / (now[1] - last[1])))
+
+    def _read(self) -> tuple[int, int] | None:
+        first = (read_static(self._path) or "").partition("\n")[0].split()
+        if len(first) < 6 or first[0] != "cpu" or not all(word.isdigit() for word in first[1:]):
+            return None
+        ticks = [int(word) for word in first[1:9]]  # guest time is part of user time already
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def _hz(path: Path) -> int | None:
+    text = read_static(path) or ""
+    return int(text) * _HZ_PER_KHZ if text.isdigit() else None

@@ -1,0 +1,91 @@
+"""Tell what processes take: memory and CPU time, and which processes descend from which.
+
+Reads /proc by itself because it may be a fake one, and because psutil has no `smaps_rollup`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.sensors.probe import read_static
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Memory of some processes together; shared pages are counted once among them, as far as the kernel tells."""
+
+    pss_bytes: int
+    """Proportional set size: own pages, and of each shared page this process's part."""
+    anonymous_bytes: int
+    """What belongs to no file: it can't be dropped, only swapped or freed."""
+    estimated: int = 0
+    """Processes whose exact figures weren't readable, and were taken from `statm` (resident without shared)."""
+
+
+def process_memory(proc_root: Path, pids: Iterable[int]) -> ProcessMemory:
+    """Return what `pids` take together; one that has ended meanwhile counts nothing.
+
+    Walks page tables: about 1 ms for each 100 MiB that are mapped, so not for every request.
+    """
+    pss = anonymous = estimated = 0
+    for pid in pids:
+        fields = _kib_fields(read_static(proc_root / str(pid) / "smaps_rollup") or "")
+        if "Pss" in fields:
+            pss += fields["Pss"]
+            # Pss_Anon came with Linux 5.4; before that, anonymous pages count in full.
+            anonymous += fields.get("Pss_Anon", fields.get("Anonymous", 0))
+        elif numbers := (read_static(proc_root / str(pid) / "statm") or "").split():
+            resident = (int(numbers[1]) - int(numbers[2])) * _PAGE_BYTES
+            pss, anonymous, estimated = pss + resident, anonymous + resident, estimated + 1
+    return ProcessMemory(pss, anonymous, estimated)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTime:
+    """One process, its parent, and the CPU time it has used since it started."""
+
+    pid: int
+    parent: int
+    started_ticks: int
+    """With `pid`, what identifies it: numbers are used again."""
+    cpu_ns: int
+
+
+def process_time(proc_root: Path, pid: int) -> ProcessTime | None:
+    """Return the CPU time of a process in steps of a clock tick (10 ms); None when it has ended."""
+    text = read_static(proc_root / str(pid) / "stat")
+    if not text:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name may hold spaces and parentheses
+    ticks = int(fields[11]) + int(fields[12])
+    return ProcessTime(pid, int(fields[1]), int(fields[19]), ticks * _NS_PER_TICK)
+
+
+def process_tree(proc_root: Path, root: int) -> list[ProcessTime]:
+    """Return `root` and all its descendants; empty when it has ended."""
+    by_parent: dict[int, list[ProcessTime]] = {}
+    alive: dict[int, ProcessTime] = {}
+    for entry in proc_root.iterdir():
+        if entry.name.isdigit() and (found := process_time(proc_root, int(entry.name))):
+            alive[found.pid] = found
+            by_parent.setdefault(found.parent, []).append(found)
+    tree = [alive[root]] if root in alive else []
+    for item in tree:  # grows while it is walked
+        tree.extend(by_parent.get(item.pid, ()))
+    return tree
+
+
+def _kib_fields(text: str) -> dict[str, int]:
+    """Return the `Name:   12 kB` lines of a /proc file in bytes."""
+    fields = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0].endswith(":") and words[1].isdigit() and words[2] == "kB":
+            fields[words[0][:-1]] = int(words[1]) << 10
+    return fields

@@ -1,0 +1,130 @@
+"""Decide which of a thermal zone's samples to believe: pure, one sample at a time.
+
+Boards lie in known ways: one bogus sample between good ones, placeholders, a driver that errs once, a register that no
+longer changes. So a sample is acted upon only if it is plausible and either close to the last good one or confirmed by
+the next; a fault too counts only when it is seen twice in a row. Until then the last good value stands.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from edgeinfer.clock import NS_PER_S
+from edgeinfer.sensors.state import SensorState
+
+LOWEST_MC = -40_000
+HIGHEST_MC = 125_000
+"""The range of industrial parts. Outside of it a driver shows garbage (-273150, -650788984) or the board is on fire."""
+JUMP_MC = 10_000
+"""More than this between two samples needs a second opinion: dies warm by a few degrees a second under full load."""
+_PATIENCE = 4
+"""Samples in a row that may be in doubt before the zone counts as absurd."""
+
+_STILL_SWING_NS = 120 * NS_PER_S
+_STILL_SWING_SHARE = 0.4
+"""No die keeps its last digit for two minutes while two fifths of all cores start or stop working."""
+_STILL_BUSY_NS = 600 * NS_PER_S
+_STILL_BUSY_SHARE = 0.5
+"""Nor for ten minutes at half load. At idle, sensors that count in whole degrees do stand still."""
+_SMOOTH_NS = 10 * NS_PER_S
+"""Time constant of the smoothed load: silicon feels a load that lasts that long by several degrees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What came instead of a temperature."""
+
+    state: SensorState
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is believed of a zone after the samples so far."""
+
+    state: SensorState = SensorState.UNCONFIRMED
+    temp_mc: int | None = None
+    """The last confirmed temperature; None in a fault, and until the first one is confirmed."""
+    detail: str = "no sample yet"
+    doubt_mc: int | None = None
+    """The previous sample, when it was plausible but not believed."""
+    doubts: int = 0
+    """Samples in a row that were not believed."""
+
+
+def parse_temp(text: str) -> int | Fault:
+    """Return the millidegrees that a `temp` attribute says, or what is wrong with it."""
+    try:
+        value = int(text)
+    except ValueError:
+        return Fault(SensorState.ABSURD, f"{text[:40]!r} is not a number")
+    if not LOWEST_MC <= value <= HIGHEST_MC:
+        return Fault(SensorState.ABSURD, f"{value} is not between {LOWEST_MC} and {HIGHEST_MC} millidegrees")
+    return value
+
+
+def observe(belief: Belief, sample: int | Fault) -> Belief:
+    """Return what to believe after `sample` (millidegrees, or a fault)."""
+    doubts = belief.doubts + 1
+    if isinstance(sample, Fault):
+        if belief.temp_mc is not None and belief.doubts == 0 and sample.state is not SensorState.BLOCKED:
+            return replace(belief, state=SensorState.UNCONFIRMED, detail=sample.detail, doubt_mc=None, doubts=doubts)
+        if belief.temp_mc is None and doubts == 1:  # nothing known yet: one more look before judging
+            return Belief(SensorState.UNCONFIRMED, None, sample.detail, None, doubts)
+        return Belief(sample.state, None, sample.detail, None, doubts)
+    good = belief.temp_mc
+    if good is None:
+        if belief.doubt_mc is not None and abs(sample - belief.doubt_mc) <= JUMP_MC:
+            return Belief(SensorState.OK, sample, "")
+        detail = f"{sample} is not confirmed yet"
+        state = belief.state if belief.state.fault else _in_doubt(doubts)
+        return Belief(state, None, detail, sample, doubts)
+    if abs(sample - good) <= JUMP_MC:
+        return Belief(SensorState.OK, sample, "")
+    if belief.doubt_mc is not None and (sample > good) == (belief.doubt_mc > good):
+        # Both say that it is at least so much hotter (or colder); believe the one that claims less.
+        claims = (sample, belief.doubt_mc)
+        return Belief(SensorState.OK, min(claims) if sample > good else max(claims), "")
+    state = _in_doubt(doubts)
+    detail = f"{sample} after {good}, not confirmed yet"
+    return Belief(state, None if state.fault else good, detail, sample, doubts)
+
+
+def _in_doubt(doubts: int) -> SensorState:
+    return SensorState.ABSURD if doubts >= _PATIENCE else SensorState.UNCONFIRMED
+
+
+@dataclass(frozen=True, slots=True)
+class Stillness:
+    """How long a zone has said the same, and what the load did in that time."""
+
+    raw_mc: int
+    since_ns: int
+    seen_ns: int
+    busy: float | None
+    """Share of all cores that is busy, smoothed; None when the load is unknown."""
+    busy_low: float
+    busy_high: float
+
+
+def watch(still: Stillness | None, raw_mc: int, busy: float | None, now_ns: int) -> Stillness:
+    """Return the stillness after one more sample; `busy` is the load now, 0 to 1."""
+    if still is None or busy is None or still.busy is None:
+        smooth = busy
+    else:
+        weight = 1 - math.exp(-(now_ns - still.seen_ns) / _SMOOTH_NS)
+        smooth = still.busy + weight * (busy - still.busy)
+    level = 0.0 if smooth is None else smooth
+    if still is None or raw_mc != still.raw_mc:
+        return Stillness(raw_mc, now_ns, now_ns, smooth, level, level)
+    low, high = min(still.busy_low, level), max(still.busy_high, level)
+    return Stillness(raw_mc, still.since_ns, now_ns, smooth, low, high)
+
+
+def frozen(still: Stillness) -> bool:
+    """Return whether the zone has stood still for longer than a sensor that measures could."""
+    still_ns = still.seen_ns - still.since_ns
+    if still_ns >= _STILL_SWING_NS and still.busy_high - still.busy_low >= _STILL_SWING_SHARE:
+        return True
+    return still_ns >= _STILL_BUSY_NS and still.busy_low >= _STILL_BUSY_SHARE
