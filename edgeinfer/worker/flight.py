@@ -1,9 +1,9 @@
 """The runs that a worker process has: put into slots, answered by their deadlines, acknowledged at the end.
 
-Daemon's side. Owns the slots and the timers of one worker. A run's caller gets its ending at the deadline at the latest;
-the run itself stays in flight until the process acknowledges it or dies, and only then is its slot free. A run that was
-abandoned is told to stop, and has a grace to obey once it is the one under way. Killing the process, and what became
-of it, is `worker`'s.
+Daemon's side. Owns the slots and the timers of one worker. A run's caller gets its ending at the deadline at the
+latest; the run itself stays in flight until the process acknowledges it or dies, and only then is its slot free. A run
+that was abandoned is told to stop, and has a grace to obey once it is the one under way. Killing the process, and what
+became of it, is `worker`'s.
 """
 
 from __future__ import annotations

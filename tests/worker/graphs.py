@@ -55,7 +55,7 @@ def slow_loop() -> ModelProto:
         [value("i", INT64, []), value("going", BOOL, []), value("acc", FLOAT, [1])],
         [value("going_on", BOOL, []), value("acc_out", FLOAT, [1])],
     )
-    always = numpy_helper.from_array(np.array(True), "always")  # noqa: FBT003
+    always = numpy_helper.from_array(np.array(True), "always")
     axes = numpy_helper.from_array(np.array([0], np.int64), "axes")
     return model(
         [node("Squeeze", ["n", "axes"], ["count"]), node("Loop", ["count", "always", "x"], ["y"], body=body)],
