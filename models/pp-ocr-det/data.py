@@ -76,13 +76,17 @@ def _open(files: Mapping[str, Path], name: str) -> Image.Image:
         return image.convert("RGB")
 
 
-def _sheet(files: Mapping[str, Path], index: int, part: tuple[float, float, float, float], signs: list[str]) -> Image.Image:
+def _sheet(
+    files: Mapping[str, Path], index: int, part: tuple[float, float, float, float], signs: list[str]
+) -> Image.Image:
     """Return half of a photographed page, of photographed handwriting, or a printed sign, in turn."""
     if index % 3 == 2:
         return _sign(signs[index // 3 % len(signs)])
     page = _open(files, ("page.png", "text.png")[index % 3])
     left, top, right, bottom = part
-    return page.crop((int(left * page.width), int(top * page.height), int(right * page.width), int(bottom * page.height)))
+    return page.crop(
+        (int(left * page.width), int(top * page.height), int(right * page.width), int(bottom * page.height))
+    )
 
 
 def _sign(text: str) -> Image.Image:

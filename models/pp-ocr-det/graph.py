@@ -40,7 +40,9 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
         helper.make_node("Transpose", ["centred"], [source], name="to_nchw", perm=[0, 3, 1, 2]),
     ]  # fmt: skip
     after = [
-        helper.make_node("AveragePool", [result], ["cells"], name="coarsen", kernel_shape=[CELL, CELL], strides=[CELL, CELL]),
+        helper.make_node(
+            "AveragePool", [result], ["cells"], name="coarsen", kernel_shape=[CELL, CELL], strides=[CELL, CELL]
+        ),
         helper.make_node("Reshape", ["cells", "map_shape"], ["text_map"], name="shape_map"),
         helper.make_node("ReduceMax", [result], ["highest"], name="find_highest", keepdims=0),
         helper.make_node("Reshape", ["highest", "single"], ["score"], name="shape_score"),
@@ -64,4 +66,6 @@ def _take_rgb(graph: onnx.GraphProto, source: str) -> None:
     """Swap the first convolution's input channels: it was trained on BGR, frames are RGB."""
     first = next(node for node in graph.node if node.op_type == "Conv" and source in node.input)
     weights = next(item for item in graph.initializer if item.name == first.input[1])
-    weights.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(numpy_helper.to_array(weights)[:, ::-1]), weights.name))
+    weights.CopyFrom(
+        numpy_helper.from_array(np.ascontiguousarray(numpy_helper.to_array(weights)[:, ::-1]), weights.name)
+    )

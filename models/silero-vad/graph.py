@@ -25,7 +25,9 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     before = [helper.make_node("Concat", ["context", "audio"], ["input"], name="join_context", axis=1)]
     after = [
-        helper.make_node("Slice", ["audio", "context_begin", "context_end", "one"], ["next_context"], name="keep_context"),
+        helper.make_node(
+            "Slice", ["audio", "context_begin", "context_end", "one"], ["next_context"], name="keep_context"
+        ),
         helper.make_node("Reshape", ["output", "one"], ["probability"], name="flatten"),
         helper.make_node("Identity", ["stateN"], ["next_state"], name="keep_state"),
     ]

@@ -27,7 +27,10 @@ def read_wav(path: Path, *, sample_rate_hz: int) -> Array:
     with wave.open(str(path), "rb") as file:
         rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
         if width != 2 or rate % sample_rate_hz:
-            raise DataRefused(f"{path.name} has {8 * width} bits at {rate} Hz; 16 bits at a multiple of {sample_rate_hz} Hz can be read")
+            raise DataRefused(
+                f"{path.name} has {8 * width} bits at {rate} Hz; "
+                f"16 bits at a multiple of {sample_rate_hz} Hz can be read"
+            )
         frames = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, channels)
     samples = frames.mean(axis=1, dtype=np.float32) / np.float32(32768)
     return decimate(samples, rate // sample_rate_hz)

@@ -23,8 +23,14 @@ class CheckedSamples:
     the states that occur and not only zeros.
     """
 
-    def __init__(self, streams: Iterator[Stream], specs: list[TensorSpec], *, state: list[StateSpec],
-                 float_model: Callable[[], Runner]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        streams: Iterator[Stream],
+        specs: list[TensorSpec],
+        *,
+        state: list[StateSpec],
+        float_model: Callable[[], Runner],
+    ) -> None:
         self._specs = specs
         self._runner = float_model() if state else None
         self._tensors = self._iterate(streams)
@@ -36,7 +42,8 @@ class CheckedSamples:
         """Return the next sample, or None at the end.
 
         Raises:
-            DataRefused: a sample breaks the contract or is not finite; at the end: there was none, or all were one constant.
+            DataRefused: a sample breaks the contract or is not finite; or, at the end, there was none, or only
+                one constant.
         """
         tensors = next(self._tensors, None)
         if tensors is None:
@@ -76,5 +83,6 @@ class CheckedSamples:
         for name, low in self._low.items():
             if low == self._high[name]:
                 raise DataRefused(
-                    f"all {self.count} calibration samples are the constant {low:g} in input {name!r}; ranges would mean nothing"
+                    f"all {self.count} calibration samples are the constant {low:g} in input {name!r}; "
+                    "ranges would mean nothing"
                 )

@@ -74,10 +74,23 @@ def _build(arguments: argparse.Namespace) -> int:
         replace=arguments.replace,
         costs_from=read_profile(arguments.costs_from) if arguments.costs_from else None,
     )
-    result = build(load_recipe(arguments.recipe), load_board(board_path), arguments.output, options,
-                   lambda line: print(line, file=sys.stderr))  # fmt: skip
+    result = build(
+        load_recipe(arguments.recipe),
+        load_board(board_path),
+        arguments.output,
+        options,
+        lambda line: print(line, file=sys.stderr),
+    )
     if arguments.json:
-        print(json.dumps({"bundle": str(result.bundle), "digest": result.digest, "variants": [v.name for v in result.manifest.variants]}))
+        print(
+            json.dumps(
+                {
+                    "bundle": str(result.bundle),
+                    "digest": result.digest,
+                    "variants": [v.name for v in result.manifest.variants],
+                }
+            )
+        )
     else:
         print(result.bundle)
     return 0

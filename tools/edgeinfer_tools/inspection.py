@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from edgeinfer.artifact.manifest import Manifest, TensorSpec, read_manifest
-from edgeinfer.errors import ManifestInvalid, mib
+from edgeinfer.errors import ManifestInvalid
+from edgeinfer_tools.sizes import human
 
 
 def as_json(bundle: Path) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def as_text(bundle: Path) -> str:
     manifest, digest = read_manifest(bundle)
     size = sum(file.size_bytes for file in manifest.files.values())
     lines = [
-        f"{manifest.name} {manifest.version}  {manifest.task}  {len(manifest.files)} files, {mib(size)}",
+        f"{manifest.name} {manifest.version}  {manifest.task}  {len(manifest.files)} files, {human(size)}",
         f"digest    {digest}",
         f"source    {manifest.provenance.source}  {manifest.provenance.license}".rstrip(),
         f"runtime   onnxruntime >= {manifest.runtime.onnxruntime}, opset {manifest.runtime.opset}",
@@ -58,11 +59,13 @@ def _spec(spec: TensorSpec) -> str:
 def _variants(manifest: Manifest) -> list[str]:
     lines = [f"{'variant':<10}{'quality':>8}{'size':>10}{'peak':>10}{'tolerance':>11}  p99 by threads; needs"]
     for variant in manifest.variants:
-        latency = ", ".join(f"{threads}: {micros / 1000:.2f} ms" for threads, micros in sorted(variant.latency_us.items()))
+        latency = ", ".join(
+            f"{threads}: {micros / 1000:.2f} ms" for threads, micros in sorted(variant.latency_us.items())
+        )
         needs = f"; {', '.join(variant.instruction_sets)}" if variant.instruction_sets else ""
-        size = mib(manifest.files[variant.file].size_bytes)
+        size = human(manifest.files[variant.file].size_bytes)
         lines.append(
-            f"{variant.name:<10}{variant.quality:>8.4f}{size:>10}{mib(variant.load_peak_bytes):>10}"
+            f"{variant.name:<10}{variant.quality:>8.4f}{size:>10}{human(variant.load_peak_bytes):>10}"
             f"{variant.tolerance:>11.3g}  {latency}{needs}"
         )
     return lines

@@ -39,8 +39,9 @@ HEADROOM = 1.1
 _STREAM = "measure"
 
 
-def measure(model: Path, *, variant: str, recipe: Recipe, threads: Sequence[int], typical: Inputs,
-            seconds: float) -> list[OperatingCost]:  # fmt: skip
+def measure(
+    model: Path, *, variant: str, recipe: Recipe, threads: Sequence[int], typical: Inputs, seconds: float
+) -> list[OperatingCost]:
     """Return what one variant costs here at each thread count.
 
     Latency is that of the request `typical`, inside the runtime; memory is that of loading, running it, and running
@@ -49,28 +50,38 @@ def measure(model: Path, *, variant: str, recipe: Recipe, threads: Sequence[int]
     Raises:
         SessionError: a worker could not load or run it.
     """
-    return asyncio.run(_measure_all(model, variant, recipe, threads, typical, seconds))
-
-
-async def _measure_all(model: Path, variant: str, recipe: Recipe, threads: Sequence[int], typical: Inputs,
-                       seconds: float) -> list[OperatingCost]:  # fmt: skip
+    specs = [
+        LoadSpec(
+            model=recipe.file.name,
+            version=recipe.file.version,
+            variant=variant,
+            path=str(model),
+            providers=["CPUExecutionProvider"],
+            intra_threads=count,
+            inputs=recipe.inputs,
+            outputs=recipe.outputs,
+            state=recipe.state,
+            classes=recipe.classes,
+        )
+        for count in threads
+    ]
     requests = request_payload(typical, recipe.inputs), request_payload(largest(typical, recipe.inputs), recipe.inputs)
+    return asyncio.run(_measure_all(specs, requests, seconds))
+
+
+async def _measure_all(specs: list[LoadSpec], requests: tuple[Payload, Payload], seconds: float) -> list[OperatingCost]:
     nursery = Nursery()
     await nursery.start()
     try:
-        return [await _measure(nursery, model, variant, recipe, count, requests, seconds) for count in threads]
+        return [await _measure(nursery, spec, requests, seconds) for spec in specs]
     finally:
         await nursery.close()
 
 
-async def _measure(nursery: Nursery, model: Path, variant: str, recipe: Recipe, threads: int,
-                   requests: tuple[Payload, Payload], seconds: float) -> OperatingCost:  # fmt: skip
+async def _measure(
+    nursery: Nursery, spec: LoadSpec, requests: tuple[Payload, Payload], seconds: float
+) -> OperatingCost:
     clock = MonotonicClock()
-    spec = LoadSpec(
-        model=recipe.file.name, version=recipe.file.version, variant=variant, path=str(model),
-        providers=["CPUExecutionProvider"], intra_threads=threads, inputs=recipe.inputs, outputs=recipe.outputs,
-        state=recipe.state, classes=recipe.classes,
-    )  # fmt: skip
     limits = WorkerLimits(max_slot_bytes=MAX_SLOT_BYTES)
     worker = await Worker.start(nursery, spec, deadline_ns=clock.now_ns() + LOAD_TIMEOUT_NS, limits=limits)
     try:
@@ -87,9 +98,9 @@ async def _measure(nursery: Nursery, model: Path, variant: str, recipe: Recipe, 
         if memory is None:
             raise SessionError("crashed", f"{spec.title} ended while it was measured")
         return OperatingCost(
-            variant=variant,
-            provider="CPUExecutionProvider",
-            threads=threads,
+            variant=spec.variant,
+            provider=spec.providers[0],
+            threads=spec.intra_threads,
             latency=_latency(micros),
             load_ms=round(worker.loaded.load_ns / 1e6, 3),
             load_peak_bytes=_round_up(max(memory.peak_anon_bytes, memory.anon_bytes) * HEADROOM),

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from edgeinfer.artifact.manifest import MANIFEST_FILE, File, Manifest, encode_manifest
-from edgeinfer_tools.fetch import sha256
 from edgeinfer_tools.faults import OutputExists
+from edgeinfer_tools.fetch import sha256
 
 
 @contextmanager

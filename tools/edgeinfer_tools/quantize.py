@@ -54,7 +54,9 @@ def weight_range(board: Board) -> WeightRange:
     flags = board.cpu.instruction_sets
     if board.cpu.architecture == "aarch64":
         # Both the dot-product and the widening kernels accumulate exactly; asimd keeps the variant off x86.
-        return WeightRange(reduced=False, instruction_sets=("asimd",), reason="aarch64 accumulates 8-bit products exactly")
+        return WeightRange(
+            reduced=False, instruction_sets=("asimd",), reason="aarch64 accumulates 8-bit products exactly"
+        )
     for flag in _VNNI:
         if flag in flags:
             return WeightRange(reduced=False, instruction_sets=(flag,), reason=f"{board.name} has {flag}")
@@ -65,8 +67,9 @@ def weight_range(board: Board) -> WeightRange:
     )
 
 
-def quantize(source: Path, target: Path, variant: VariantRecipe, *, weights: WeightRange,
-             samples: Callable[[], CheckedSamples]) -> int:  # fmt: skip
+def quantize(
+    source: Path, target: Path, variant: VariantRecipe, *, weights: WeightRange, samples: Callable[[], CheckedSamples]
+) -> int:
     """Write the variant's file and return how many calibration samples it took (0 when it needs none).
 
     Raises:
@@ -84,14 +87,28 @@ def quantize(source: Path, target: Path, variant: VariantRecipe, *, weights: Wei
         raise ModelRefused(f"variant {variant.name!r}: the graph has none of {', '.join(operators)} to quantize")
     logging.getLogger().setLevel(logging.ERROR)  # the quantizer advises on the root logger
     if variant.method == "dynamic":
-        quantize_dynamic(str(source), str(target), op_types_to_quantize=operators, per_channel=False,
-                         reduce_range=weights.reduced, weight_type=QuantType.QInt8)  # fmt: skip
+        quantize_dynamic(
+            str(source),
+            str(target),
+            op_types_to_quantize=operators,
+            per_channel=False,
+            reduce_range=weights.reduced,
+            weight_type=QuantType.QInt8,
+        )
         return 0
     reader = samples()
-    quantize_static(str(source), str(target), _Reader(reader), quant_format=QuantFormat.QDQ,
-                    op_types_to_quantize=operators, per_channel=True, reduce_range=weights.reduced,
-                    activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-                    calibrate_method=CalibrationMethod.MinMax)  # fmt: skip
+    quantize_static(
+        str(source),
+        str(target),
+        _Reader(reader),
+        quant_format=QuantFormat.QDQ,
+        op_types_to_quantize=operators,
+        per_channel=True,
+        reduce_range=weights.reduced,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        calibrate_method=CalibrationMethod.MinMax,
+    )
     return reader.count
 
 

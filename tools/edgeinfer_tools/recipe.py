@@ -201,7 +201,9 @@ def _check(recipe: Recipe) -> list[Problem]:
         if item is not None:
             problems += _check_package(item, where)
     keys = [item.key for item in file.data]
-    problems += [Problem("data", f"two files are named {key!r}; set name") for key in sorted(set(keys)) if keys.count(key) > 1]
+    problems += [
+        Problem("data", f"two files are named {key!r}; set name") for key in sorted(set(keys)) if keys.count(key) > 1
+    ]
     if file.source is None and not (recipe.folder / "graph.py").is_file():
         problems.append(Problem("source", "is missing, and there is no graph.py that makes the model"))
     return problems

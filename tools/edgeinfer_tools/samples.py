@@ -44,10 +44,20 @@ class Stream:
 
 
 NUMPY_TYPES: dict[str, type[Any]] = {
-    "BOOL": np.bool_, "UINT8": np.uint8, "INT8": np.int8, "UINT16": np.uint16, "INT16": np.int16, "FP16": np.float16,
-    "UINT32": np.uint32, "INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "INT64": np.int64,
-    "FP64": np.float64, "BYTES": np.object_,
-}  # fmt: skip
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "INT8": np.int8,
+    "UINT16": np.uint16,
+    "INT16": np.int16,
+    "FP16": np.float16,
+    "UINT32": np.uint32,
+    "INT32": np.int32,
+    "FP32": np.float32,
+    "UINT64": np.uint64,
+    "INT64": np.int64,
+    "FP64": np.float64,
+    "BYTES": np.object_,
+}
 """NumPy scalar type of every OIP datatype that NumPy knows."""
 
 
@@ -90,4 +100,6 @@ def _check(array: Array, spec: TensorSpec) -> None:
         for got, dim, bound in zip(array.shape, spec.shape, spec.bound, strict=True)
     )
     if not fits:
-        raise DataRefused(f"input {spec.name!r} has shape {spec.shape} up to {spec.bound}, a sample has {list(array.shape)}")
+        raise DataRefused(
+            f"input {spec.name!r} has shape {spec.shape} up to {spec.bound}, a sample has {list(array.shape)}"
+        )

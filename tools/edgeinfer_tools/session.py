@@ -30,8 +30,9 @@ class Runner:
     Keeps the state tensors between runs, from zeros, until `reset`.
     """
 
-    def __init__(self, model: Path | bytes, *, threads: int = 1, state: list[StateSpec] | None = None,
-                 optimize: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, model: Path | bytes, *, threads: int = 1, state: list[StateSpec] | None = None, optimize: bool = True
+    ) -> None:
         """Load the model.
 
         Raises:

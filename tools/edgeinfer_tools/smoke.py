@@ -59,7 +59,9 @@ def _child(order: dict[str, Any]) -> dict[str, str]:
     from edgeinfer_tools.session import Runner
 
     with np.load(order["inputs"], allow_pickle=False) as arrays:
-        inputs = {name: arrays[name].astype(object) if arrays[name].dtype.kind == "U" else arrays[name] for name in arrays}
+        inputs = {
+            name: arrays[name].astype(object) if arrays[name].dtype.kind == "U" else arrays[name] for name in arrays
+        }
     state = msgspec.convert(order["state"], list[StateSpec])
     try:
         for optimize in (False, True):

@@ -1,0 +1,202 @@
+"""Make every variant of a recipe, and find out what each is worth: does it run, how good is it, what does it cost.
+
+Owns the order of these steps for one variant and the verdict over it. Nothing is kept of a variant that misses a gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.artifact.board import Board
+from edgeinfer.artifact.profile import OperatingCost, Profile
+from edgeinfer.errors import ConfigError, Problem
+from edgeinfer_tools.calibration import CheckedSamples
+from edgeinfer_tools.evaluate import Evaluation, GateResult, evaluate, judge, quality
+from edgeinfer_tools.faults import DataRefused, GateFailed
+from edgeinfer_tools.golden import GoldenRequest, difference, golden_requests, tolerance
+from edgeinfer_tools.machine import Machine, thread_counts
+from edgeinfer_tools.measure import measure
+from edgeinfer_tools.quantize import quantize, weight_range
+from edgeinfer_tools.recipe import Recipe, VariantRecipe
+from edgeinfer_tools.samples import Stream
+from edgeinfer_tools.session import Runner
+from edgeinfer_tools.sizes import human
+from edgeinfer_tools.smoke import smoke
+
+POOR_RATIO = 0.6
+"""An 8-bit file that is larger than this share of the float one was hardly quantized."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One build under way: everything that is settled before the first variant is made."""
+
+    recipe: Recipe
+    board: Board
+    machine: Machine
+    files: dict[str, Path]
+    """The recipe's data files by their keys."""
+    folder: Path
+    """Where the bundle is staged."""
+    float_model: Path
+    """The prepared model that every variant is made from."""
+    seconds: float
+    """Time for the latency of one variant at one thread count."""
+    costs_from: Profile | None
+    """Costs to take instead of measuring."""
+    say: Callable[[str], None]
+
+    def runner(self, model: Path) -> Runner:
+        """Load a model of this job in this process."""
+        return Runner(model, state=self.recipe.state)
+
+    def streams(self, function: str) -> Iterator[Stream]:
+        """Return what data.py's `function` yields for the fetched files.
+
+        Raises:
+            ConfigError: there is no such function.
+        """
+        hook = self.recipe.hook("data", function)
+        if hook is None:
+            raise ConfigError(str(self.recipe.folder / "data.py"), (Problem(function, "is missing"),))
+        return iter(hook(self.files))
+
+    def golden(self, model: Path) -> list[GoldenRequest]:
+        """Return the golden requests with the answers of `model`."""
+        function = "golden" if self.recipe.hook("data", "golden") is not None else "evaluation"
+        return golden_requests(self.streams(function), self.recipe, self.runner(model))
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One variant that passed."""
+
+    recipe: VariantRecipe
+    file: str
+    """Relative to the bundle."""
+    size_bytes: int
+    evaluation: Evaluation
+    gates: list[GateResult]
+    costs: list[OperatingCost]
+    golden_difference: float
+    calibration_samples: int
+
+    @property
+    def quality(self) -> float:
+        """1.0 = as the float model."""
+        return quality(self.gates[0])
+
+    @property
+    def tolerance(self) -> float:
+        """Golden tolerance for the manifest."""
+        return tolerance(self.recipe.tolerance, self.golden_difference)
+
+
+def make_variants(job: Job) -> tuple[list[Built], list[str]]:
+    """Return the variants that passed, best quality first, and notes for the report.
+
+    Raises:
+        GateFailed: a variant that is not optional misses a gate, or none is left.
+        EdgeInferError: the model, the data or the runtime is at fault.
+    """
+    golden = job.golden(job.float_model)
+    smoke(job.float_model, golden[0].tensors, job.recipe.state)
+    notes, built = _notes_on_board(job), []
+    for variant in job.recipe.file.variants:
+        found = _make(job, variant, golden)
+        if isinstance(found, Built):
+            built.append(found)
+        else:
+            notes.append(f"left out: {found}")
+    if not built:
+        raise GateFailed(f"{job.recipe.file.name}: no variant passed its gates; nothing was published")
+    built.sort(key=lambda item: -item.quality)
+    return built, notes + _notes_on_worth(job, built)
+
+
+def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest]) -> Built | str:
+    """Return the variant, or why an optional one is left out."""
+    target = job.folder / "model" / f"{variant.name}.onnx"
+    samples = _quantize(job, variant, target)
+    job.say(f"{variant.name:<9} {variant.method}{f', {samples} samples' if samples else ''}, {human(target)}")
+    smoke(target, golden[0].tensors, job.recipe.state)
+    runner = job.runner(target)
+    evaluation = evaluate(runner, job.runner(job.float_model), job.streams("evaluation"), job.recipe)
+    verdicts = judge(evaluation, job.recipe.file.gates)
+    for verdict in verdicts:
+        job.say(f"{'':<9} {'pass' if verdict.passed else 'FAIL'}: {verdict} ({evaluation.requests} requests)")
+    if failed := [verdict for verdict in verdicts if not verdict.passed]:
+        text = f"variant {variant.name}: " + "; ".join(str(verdict) for verdict in failed)
+        if not variant.optional:
+            raise GateFailed(f"{job.recipe.file.name}: {text}; nothing was published")
+        target.unlink()
+        return text
+    costs = _costs(job, variant, target, golden[0])
+    for cost in costs:
+        threads = "1 thread" if cost.threads == 1 else f"{cost.threads} threads"
+        latency = f"p50 {cost.latency.p50_us / 1000:.2f} ms, p99 {cost.latency.p99_us / 1000:.2f} ms"
+        job.say(f"{'':<9} {threads}: {latency}, load {cost.load_ms:.0f} ms, peak {human(cost.load_peak_bytes)}")
+    return Built(
+        recipe=variant,
+        file=str(target.relative_to(job.folder)),
+        size_bytes=target.stat().st_size,
+        evaluation=evaluation,
+        gates=verdicts,
+        costs=costs,
+        golden_difference=difference(golden, runner),
+        calibration_samples=samples,
+    )
+
+
+def _quantize(job: Job, variant: VariantRecipe, target: Path) -> int:
+    def calibration() -> CheckedSamples:
+        return CheckedSamples(
+            job.streams("calibration"),
+            job.recipe.inputs,
+            state=job.recipe.state,
+            float_model=lambda: job.runner(job.float_model),
+        )
+
+    return quantize(job.float_model, target, variant, weights=weight_range(job.board), samples=calibration)
+
+
+def _costs(job: Job, variant: VariantRecipe, model: Path, typical: GoldenRequest) -> list[OperatingCost]:
+    if job.costs_from is None:
+        threads = thread_counts(job.board, job.machine)
+        return measure(
+            model, variant=variant.name, recipe=job.recipe, threads=threads, typical=typical.inputs, seconds=job.seconds
+        )
+    costs = [cost for cost in job.costs_from.costs if cost.variant == variant.name]
+    if not costs:
+        raise DataRefused(f"the profile that costs are taken from has none for variant {variant.name!r}")
+    return costs
+
+
+def _notes_on_board(job: Job) -> list[str]:
+    """Warn where 8-bit figures of this machine may not hold on the board."""
+    if all(variant.method == "keep" for variant in job.recipe.file.variants):
+        return []
+    notes, cpu = [], job.board.cpu
+    weights = weight_range(job.board)
+    if missing := sorted(set(weights.instruction_sets) - set(job.machine.flags)):
+        notes.append(f"evaluated without {', '.join(missing)}: 8-bit figures may differ on {job.board.name}")
+    if cpu.architecture == "aarch64" and "asimddp" not in cpu.instruction_sets:
+        notes.append(f"{job.board.name} lists no asimddp: 8-bit variants may be slower than float there")
+    return notes
+
+
+def _notes_on_worth(job: Job, built: list[Built]) -> list[str]:
+    """Say so when quantizing did not pay."""
+    notes = []
+    float_bytes = job.float_model.stat().st_size
+    kept = next((item for item in built if item.recipe.method == "keep"), None)
+    for item in built:
+        if item.recipe.method == "keep":
+            continue
+        if (ratio := item.size_bytes / float_bytes) > POOR_RATIO:
+            notes.append(f"{item.recipe.name} has {ratio:.0%} of the float model's size: little of it is in 8 bits")
+        if kept is not None and item.costs[0].latency.p50_us > kept.costs[0].latency.p50_us:
+            notes.append(f"{item.recipe.name} is slower than {kept.recipe.name} on this machine")
+    return notes
