@@ -50,7 +50,7 @@ class Trip:
     hysteresis_c: MilliCelsius
     """The level ends this far below `at_c`."""
     duty_cycle: float
-    """Share of the time that local workers may run at this level."""
+    """Share of the time that local workers may run when `at_c` is reached; between two trips it is interpolated."""
 
     @property
     def thermal_level(self) -> ThermalLevel:
@@ -129,12 +129,14 @@ def check_board(board: Board) -> list[Problem]:
         if trip.level not in {"warm", "hot", "critical"}:
             problems.append(Problem(f"{path}.level", f"{trip.level!r} is not warm, hot or critical"))
             continue
-        if trip.at_c > board.thermal.firmware_trip_c:
-            problems.append(Problem(f"{path}.at_c", "lies above thermal.firmware_trip_c: the firmware would act first"))
+        if trip.at_c >= board.thermal.firmware_trip_c:
+            problems.append(Problem(f"{path}.at_c", "is not below thermal.firmware_trip_c: firmware would act first"))
         if trip.hysteresis_c <= 0:
             problems.append(Problem(f"{path}.hysteresis_c", "must be above 0"))
         if not 0 <= trip.duty_cycle <= 1:
             problems.append(Problem(f"{path}.duty_cycle", f"{trip.duty_cycle} is not between 0 and 1"))
+        if trip.level == "critical" and trip.duty_cycle > 0:
+            problems.append(Problem(f"{path}.duty_cycle", f"{trip.duty_cycle} is not 0: critical means no local work"))
         if previous is not None and not (
             trip.thermal_level > previous.thermal_level
             and trip.at_c > previous.at_c

@@ -55,6 +55,8 @@ class ProcessTime:
     started_ticks: int
     """With `pid`, what identifies it: numbers are used again."""
     cpu_ns: int
+    reaped_ns: int
+    """Of its descendants that have ended and were waited for: summed over a living tree nothing is lost or doubled."""
 
 
 def process_time(proc_root: Path, pid: int) -> ProcessTime | None:
@@ -63,8 +65,8 @@ def process_time(proc_root: Path, pid: int) -> ProcessTime | None:
     if not text:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name may hold spaces and parentheses
-    ticks = int(fields[11]) + int(fields[12])
-    return ProcessTime(pid, int(fields[1]), int(fields[19]), ticks * _NS_PER_TICK)
+    own, reaped = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+    return ProcessTime(pid, int(fields[1]), int(fields[19]), own * _NS_PER_TICK, reaped * _NS_PER_TICK)
 
 
 def process_tree(proc_root: Path, root: int) -> list[ProcessTime]:
