@@ -21,6 +21,9 @@ class Estimate:
     """Work ahead of it inside the executor (a busy worker, a peer's queue), on top of the percentiles."""
     cores: int = 1
     """CPU cores of this machine that it keeps busy; 0 for remote work."""
+    lanes: int = 1
+    """Requests of the same model that can run here at once (workers): the scheduler holds back what would only wait
+    for a busy one, so that other models can use the cores meanwhile. Of no meaning for remote work."""
 
     @property
     def finish_p99_ns(self) -> int:

@@ -1,0 +1,115 @@
+"""Know how long a model really takes here, from its latest runs.
+
+Owns a window of durations per (model, version, placement). Executors give the seed: what a profile or a manifest
+says, or what they observed themselves. What was seen from the dispatcher's side replaces it after a few runs.
+
+A run on fewer cores than its threads is proportionally slower: that factor (`slowdown`) is taken out of what is
+stored and put back into what is returned, so a CPU mask that shrinks is foreseen and not learnt the hard way.
+The duty cycle stretches the time *between* runs, never a run: it is accounted for in `forecast`, by `pacing`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from edgeinfer.execution.executor import Estimate
+from edgeinfer.request import Placement
+from edgeinfer.scheduling.forecast import ModelKey
+
+WINDOW_RUNS = 128
+"""Enough for a p99 that one outlier doesn't make, and short enough to follow a change within seconds."""
+WINDOW_NS = 60_000_000_000
+MIN_RUNS = 8
+"""Fewer than this, and the seed still has a say."""
+STALE_NS = 10_000_000_000
+"""Older knowledge than this may be wrong by now: then trying is worth more than refusing."""
+_OUTLIER = 4
+"""A run that had to be stopped counts as at most so many times the p99: one hang must not close the door."""
+
+
+@dataclass(slots=True)
+class _Window:
+    origin: str
+    """Variant and digest that the runs belong to; another one starts afresh."""
+    runs: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW_RUNS))
+    """(when, duration in ns without slowdown)."""
+    ordered: list[float] | None = None
+
+
+class Estimator:
+    """Windowed percentiles of run times. Loop thread only; memory is bounded per model."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[ModelKey, Placement], _Window] = {}
+
+    def refine(
+        self, seed: Estimate, key: ModelKey, placement: Placement, *, now_ns: int, slowdown: float = 1.0
+    ) -> Estimate:
+        """Return the executor's estimate with the percentiles that were seen here; its wait and cores stand.
+
+        With few runs the pessimistic one of seed and window is taken; with stale ones the optimistic one, so
+        that one bad minute is not held against a model for ever.
+        """
+        window = self._windows.get((key, placement))
+        p50_ns, p99_ns = float(seed.p50_ns), float(seed.p99_ns)
+        if window is not None and window.runs:
+            ordered = window.ordered
+            if ordered is None:
+                ordered = window.ordered = sorted(duration for _, duration in window.runs)
+            seen_p50, seen_p99 = _percentile(ordered, 50), _percentile(ordered, 99)
+            if now_ns - window.runs[-1][0] > STALE_NS:
+                p50_ns, p99_ns = min(p50_ns, seen_p50), min(p99_ns, seen_p99)
+            elif len(ordered) < MIN_RUNS:
+                p50_ns, p99_ns = max(p50_ns, seen_p50), max(p99_ns, seen_p99)
+            else:
+                p50_ns, p99_ns = seen_p50, seen_p99
+        p50 = round(p50_ns * slowdown)
+        return replace(seed, p50_ns=p50, p99_ns=max(p50, round(p99_ns * slowdown)))
+
+    def observe(
+        self,
+        key: ModelKey,
+        placement: Placement,
+        duration_ns: int,
+        *,
+        now_ns: int,
+        slowdown: float = 1.0,
+        origin: str = "",
+    ) -> None:
+        """Learn that a run took `duration_ns` from dispatch to result, without what it waited in the executor."""
+        window = self._windows.get((key, placement))
+        if window is None or window.origin != origin:
+            window = self._windows[key, placement] = _Window(origin)
+        while window.runs and now_ns - window.runs[0][0] > WINDOW_NS:
+            window.runs.popleft()
+        window.runs.append((now_ns, duration_ns / slowdown))
+        window.ordered = None
+
+    def observe_stopped(
+        self, key: ModelKey, placement: Placement, elapsed_ns: int, estimate: Estimate, *, now_ns: int, slowdown: float
+    ) -> None:
+        """Learn that a run was stopped after `elapsed_ns` without a result: it would have taken longer.
+
+        Says nothing when that was sooner than its p99: the deadline was just short.
+        """
+        if elapsed_ns >= estimate.p99_ns:
+            window = self._windows.get((key, placement))
+            duration_ns = min(elapsed_ns, _OUTLIER * max(1, estimate.p99_ns))
+            origin = "" if window is None else window.origin
+            self.observe(key, placement, duration_ns, now_ns=now_ns, slowdown=slowdown, origin=origin)
+
+    def stale(self, key: ModelKey, placement: Placement, now_ns: int) -> bool:
+        """Return whether nothing was seen of the model there lately: its estimate is hearsay."""
+        window = self._windows.get((key, placement))
+        return window is None or not window.runs or now_ns - window.runs[-1][0] > STALE_NS
+
+
+def slowdown(wanted_cores: int, cores: int) -> float:
+    """Return by what a run with `wanted_cores` threads takes longer when only `cores` may be used."""
+    return max(1.0, wanted_cores / max(1, cores))
+
+
+def _percentile(ordered: list[float], percent: int) -> float:
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
