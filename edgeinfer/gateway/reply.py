@@ -1,0 +1,136 @@
+"""Turn outcomes and documents into HTTP replies: one literal table says which status each ending has.
+
+A refusal's body is JSON: `error` for people, `outcome` and `reason` as `edgeinfer.request` names them, for programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from edgeinfer import oip
+from edgeinfer.request import Outcome, OutcomeKind, Payload, Reason, Refusal, Result
+
+REFUSAL_STATUS: dict[Reason, int] = {
+    Reason.DEADLINE_UNREACHABLE: 504,  # it would have been late, and is told before the deadline
+    Reason.QUEUE_FULL: 429,
+    Reason.DISPLACED: 503,
+    Reason.SUPERSEDED: 409,  # the same caller sent a newer one
+    Reason.MEMORY: 503,
+    Reason.THERMAL: 503,
+    Reason.MODEL_UNAVAILABLE: 404,
+    Reason.QUARANTINED: 503,
+    Reason.RUNTIME_UNUSABLE: 503,
+    Reason.INPUT_INVALID: 400,
+    Reason.DATA_SCOPE: 403,
+    Reason.COST: 429,
+    Reason.DRAINING: 503,
+}
+"""HTTP status of each refusal."""
+
+ENDING_STATUS: dict[OutcomeKind, int] = {
+    OutcomeKind.OK: 200,
+    OutcomeKind.LATE: 200,
+    OutcomeKind.CANCELLED: 499,  # nobody reads it: the caller went away
+    OutcomeKind.EXPIRED: 504,
+    OutcomeKind.FAILED: 500,
+}
+"""HTTP status of every other ending."""
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP reply. `release` gives back what its chunks borrow, once they are sent."""
+
+    status: int
+    chunks: tuple[bytes | bytearray | memoryview, ...] = ()
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+    release: Callable[[], None] = lambda: None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the body."""
+        return sum(memoryview(chunk).nbytes for chunk in self.chunks)
+
+
+def json_reply(document: Any, status: int = 200) -> Reply:
+    """Return a JSON document. NaN and infinity become null; what JSON does not know becomes its text."""
+    return Reply(status, (_encoder.encode(document),))
+
+
+def error_reply(status: int, error: str) -> Reply:
+    """Return an error that is no inference's outcome: an unknown path, a bad method."""
+    return json_reply({"error": error}, status)
+
+
+def refusal_reply(refusal: Refusal) -> Reply:
+    """Return a refusal that was decided before the request was submitted."""
+    return _ending(REFUSAL_STATUS[refusal.reason], refusal.detail, "rejected", refusal.reason.value)
+
+
+def outcome_reply(outcome: Outcome, binary: Collection[str] | bool) -> Reply:
+    """Return the reply to an inference.
+
+    `binary` names the outputs that the caller wants in binary form, or says that it wants all or none. With a result,
+    the reply borrows the result's memory until its `release`.
+    """
+    if outcome.result is None:
+        if outcome.kind is OutcomeKind.REJECTED:
+            status = REFUSAL_STATUS[Reason(outcome.reason)]
+        else:
+            status = ENDING_STATUS[outcome.kind]
+        return _ending(status, outcome.detail, outcome.kind.value, outcome.reason)
+    result = outcome.result
+    header = oip.response_header(result.payload)
+    wanted = {tensor.name for tensor in oip.request_header(outcome.request.payload).outputs}
+    tensors = [
+        (tensor, raw)
+        for tensor, raw in zip(header.outputs, result.payload.tensors, strict=True)
+        if not wanted or tensor.name in wanted
+    ]
+    raws: list[bytes | bytearray | memoryview] = []
+    header.outputs = []
+    for tensor, raw in tensors:
+        if binary is True or (binary is not False and tensor.name in binary):
+            header.outputs.append(tensor)
+            raws.append(raw)
+        else:
+            header.outputs.append(_in_json(tensor, raw))
+    header.id = oip.request_header(outcome.request.payload).id
+    header.model_name = header.model_name or outcome.request.model
+    header.model_version = header.model_version or result.version
+    header.parameters |= _facts(outcome, result)
+    encoded = _encoder.encode(header)
+    if not raws:
+        return Reply(200, (encoded,), release=result.release)
+    length = ((oip.HEADER_LENGTH, str(len(encoded))),)
+    return Reply(200, (encoded, *raws), "application/octet-stream", length, result.release)
+
+
+def _facts(outcome: Outcome, result: Result) -> dict[str, Any]:
+    return {
+        "outcome": outcome.kind.value,
+        "placement": result.placement.value,
+        "where": result.where,
+        "variant": result.variant,
+        "digest": result.digest,
+        "latency_ms": round(outcome.latency_ns / 1e6, 3),
+    }
+
+
+def _in_json(tensor: oip.Tensor, raw: bytes | bytearray | memoryview) -> oip.Tensor:
+    """Return the tensor with its elements in the JSON, through the one codec."""
+    alone = oip.ResponseHeader(outputs=[tensor])
+    encoded = oip.to_json(Payload(_encoder.encode(alone), (raw,)))
+    return oip.response_header(Payload(encoded)).outputs[0]
+
+
+def _ending(status: int, detail: str, kind: str, reason: str) -> Reply:
+    error = f"{kind} ({reason}): {detail}" if detail else f"{kind} ({reason})"
+    return json_reply({"error": error, "outcome": kind, "reason": reason, "detail": detail}, status)
