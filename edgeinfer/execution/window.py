@@ -1,6 +1,7 @@
 """Remember the newest durations of something and tell their percentiles.
 
-Owned by an executor, one per (model, variant, place). Seeded with an estimate until it has seen enough itself.
+Seeded with an estimate, which counts until enough was seen. For what the scheduler can't see from its side: round
+trips to one of several peers, and a nearby service's own times, which it advertises.
 """
 
 from __future__ import annotations
@@ -8,37 +9,43 @@ from __future__ import annotations
 import math
 from collections import deque
 
-SEED_WEIGHT = 8
-"""So many own samples and the seed is forgotten."""
+SEED_SAMPLES = 8
+"""After so many own samples the seed is forgotten."""
 
 
 class LatencyWindow:
-    """A sliding window over durations in nanoseconds. The seed counts as the p99; half of it as the p50."""
+    """The newest `size` durations in nanoseconds. Loop thread only.
 
-    __slots__ = ("_samples", "_seed_p99_ns", "_sorted")
+    The seed stands for the p99, half of it for the median.
+    """
+
+    __slots__ = ("_ordered", "_samples", "_seed_p99_ns")
 
     def __init__(self, *, seed_p99_ns: int, size: int = 128) -> None:
         self._seed_p99_ns = seed_p99_ns
         self._samples: deque[int] = deque(maxlen=size)
-        self._sorted: list[int] | None = None
+        self._ordered: list[int] = []
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def add(self, duration_ns: int) -> None:
-        """Take in one observation; the oldest beyond the window's size is forgotten."""
+        """Take in an observation; the oldest beyond the window's size is forgotten."""
         self._samples.append(duration_ns)
-        self._sorted = None
+        self._ordered = []
 
-    def percentile_ns(self, percent: float) -> int:
-        """Return the percentile by nearest rank; while there are few samples, never below what the seed says."""
-        if self._sorted is None:
-            self._sorted = sorted(self._samples)
-        ordered = self._sorted
-        seed_ns = self._seed_p99_ns if percent > 90 else self._seed_p99_ns // 2
-        if not ordered:
-            return seed_ns
-        observed_ns = ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-        if len(ordered) < SEED_WEIGHT and percent > 90:
-            return max(observed_ns, seed_ns)
-        return observed_ns
+    @property
+    def p50_ns(self) -> int:
+        """The median, at least 1; the seed's before the first observation."""
+        return max(1, self._percentile(50) if self._samples else self._seed_p99_ns // 2)
+
+    @property
+    def p99_ns(self) -> int:
+        """The 99th percentile, not below the median; while little was seen, not below the seed either."""
+        least_ns = self._seed_p99_ns if len(self._samples) < SEED_SAMPLES else 0
+        return max(self.p50_ns, least_ns, self._percentile(99) if self._samples else 0)
+
+    def _percentile(self, percent: int) -> int:
+        if not self._ordered:
+            self._ordered = sorted(self._samples)
+        return self._ordered[math.ceil(len(self._ordered) * percent / 100) - 1]

@@ -53,10 +53,10 @@ class Ask:
     budget_ns: int
     """Time that was left when it was sent."""
     correlation: bytes
-    header: bytes
-    """JSON header of the OIP body."""
-    tensors: bytes | memoryview
-    """The body after the header."""
+    header: bytes = b""
+    """JSON header of the OIP body, once received."""
+    tensors: bytes | memoryview = b""
+    """The body after the header, once received."""
     trip_ns: int | None = None
     """Time on the wire, both ways together, that the device has measured with this peer."""
     priority: int = 0
@@ -184,8 +184,8 @@ def decode_answer(message: Message) -> Answer:
         version=_required(message, VERSION) if answered else "",
         variant=_required(message, VARIANT) if answered else "",
         digest=_required(message, DIGEST) if answered else "",
-        queue_ns=_integer(QUEUE_US, message.user_value(QUEUE_US) or "0") * NS_PER_US,
-        run_ns=_integer(RUN_US, message.user_value(RUN_US) or "0") * NS_PER_US,
+        queue_ns=max(0, _integer(QUEUE_US, message.user_value(QUEUE_US) or "0")) * NS_PER_US,
+        run_ns=max(0, _integer(RUN_US, message.user_value(RUN_US) or "0")) * NS_PER_US,
         header=header,
         tensors=tensors,
     )
