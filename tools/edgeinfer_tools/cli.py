@@ -108,20 +108,13 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _samples(arguments: argparse.Namespace) -> int:
-    from edgeinfer_tools.fetch import fetch
-    from edgeinfer_tools.recipe import load_recipe
+    from edgeinfer_tools.sample_files import write_samples
 
-    recipe = load_recipe(arguments.recipe)
-    hook = recipe.hook("data", "samples")
-    if hook is None:
-        raise ConfigError(str(arguments.recipe / "data.py"), (Problem("samples", "is missing"),))
-    data = {item.key: fetch(item, folder=recipe.folder) for item in recipe.file.data}
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, content in hook(data):
-        (arguments.output / name).write_bytes(content)
-        written.append(name)
-    print(json.dumps({"folder": str(arguments.output), "files": written}) if arguments.json else arguments.output)
+    written = write_samples(arguments.recipe, arguments.output)
+    if arguments.json:
+        print(json.dumps({"folder": str(arguments.output), "files": [path.name for path in written]}))
+    else:
+        print(arguments.output)
     return 0
 
 

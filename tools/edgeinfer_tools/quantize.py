@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,31 +86,43 @@ def quantize(
         raise ModelRefused(f"variant {variant.name!r}: the graph has float16 weights; quantize from the float32 model")
     if not any(node.op_type in operators for node in all_nodes(model.graph)):
         raise ModelRefused(f"variant {variant.name!r}: the graph has none of {', '.join(operators)} to quantize")
-    logging.getLogger().setLevel(logging.ERROR)  # the quantizer advises on the root logger
-    if variant.method == "dynamic":
-        quantize_dynamic(
+    with _quiet():
+        if variant.method == "dynamic":
+            quantize_dynamic(
+                str(source),
+                str(target),
+                op_types_to_quantize=operators,
+                per_channel=False,
+                reduce_range=weights.reduced,
+                weight_type=QuantType.QInt8,
+            )
+            return 0
+        reader = samples()
+        quantize_static(
             str(source),
             str(target),
+            _Reader(reader),
+            quant_format=QuantFormat.QDQ,
             op_types_to_quantize=operators,
-            per_channel=False,
+            per_channel=True,
             reduce_range=weights.reduced,
+            activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.MinMax,
         )
-        return 0
-    reader = samples()
-    quantize_static(
-        str(source),
-        str(target),
-        _Reader(reader),
-        quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=operators,
-        per_channel=True,
-        reduce_range=weights.reduced,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        calibrate_method=CalibrationMethod.MinMax,
-    )
-    return reader.count
+        return reader.count
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the quantizer's advice, which goes to the root logger, from the user's terminal."""
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(before)
 
 
 class _Reader(CalibrationDataReader):  # type: ignore[misc]
