@@ -1,0 +1,267 @@
+"""Answer the requests that devices offload over MQTT.
+
+Owns the conversation: what came in, what is being answered, how much each device has under way. Whether a request is
+acceptable is `judge`; running it is the scheduler's, the same class as on a device; what travels is `mqtt.exchange`.
+Every request that can be answered at all is answered exactly once, a refusal too, so that the device need not wait
+for its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgeinfer.clock import NS_PER_S, Clock
+from edgeinfer.errors import LinkError, ProtocolError
+from edgeinfer.execution.window import LatencyWindow
+from edgeinfer.mqtt.exchange import Answer, Ask, decode_ask, encode_answer
+from edgeinfer.mqtt.message import Keep, Message, unsendable
+from edgeinfer.mqtt.stamp import Stamper
+from edgeinfer.mqtt.topics import Topics
+from edgeinfer.nearby.advert import Load, advert_message, build_advert, offline_message
+from edgeinfer.nearby.judge import ServedModel, judge
+from edgeinfer.request import Outcome, OutcomeKind, Payload, Reason, Refusal, Submit, Ticket
+
+_log = logging.getLogger(__name__)
+
+_REMEMBERED = 4096
+"""Requests whose repetition (QoS 1 may deliver twice) is recognised."""
+_MAX_UNANSWERED = 1024
+"""Requests of all devices together that are being run or answered."""
+_ANSWER_TIMEOUT_S = 1.0
+"""Least time for an answer to reach the broker: a refusal is worth sending after the deadline, too."""
+
+
+class ServerLink(Protocol):
+    """What serving needs of a link; see `MqttLink`, which is one."""
+
+    @property
+    def max_packet_bytes(self) -> int | None:
+        """Largest packet that the broker takes."""
+        ...
+
+    def subscribe(self, topic_filter: str, handler: Callable[[Message], None], *, qos: int = 1) -> None:
+        """Have `handler` called with every message that matches."""
+        ...
+
+    def on_connected(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called at each connection."""
+        ...
+
+    def send(self, message: Message, keep: Keep) -> None:
+        """Publish, or do as `keep` says."""
+        ...
+
+    async def publish(self, message: Message, *, timeout_s: float) -> int:
+        """Publish at QoS 1 and return the broker's code, or raise LinkError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NearbySnapshot:
+    """What the service has done since it started."""
+
+    unanswered: int
+    by_device: Mapping[str, int]
+    """Requests under way, of devices that have any."""
+    counters: Mapping[str, int]
+    """`asked`; `answered.OUTCOME`; asks that could not be answered: `malformed`, `bad_reply_topic`, `retained`,
+    `repeated`, `overflow`; answers that did not get through: `answers_lost`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """An answer to be given: to a submitted request, or a refusal at the door."""
+
+    device: str
+    ask: Ask
+    received_ns: int
+    served: ServedModel | None = None
+    ticket: Ticket | None = None
+    refusal: Refusal | None = None
+
+
+class NearbyServer:
+    """A nearby service on one link. Loop thread only; `run` is its one task."""
+
+    def __init__(
+        self,
+        link: ServerLink,
+        topics: Topics,
+        *,
+        submit: Submit,
+        models: Callable[[], Sequence[ServedModel]],
+        load: Callable[[], Load],
+        stamper: Stamper,
+        clock: Clock,
+        location: str = "site",
+        max_per_device: int = 16,
+        advert_period_ns: int = 2 * NS_PER_S,
+    ) -> None:
+        self._link = link
+        self._topics = topics
+        self._submit = submit
+        self._models = models
+        self._load = load
+        self._stamper = stamper
+        self._clock = clock
+        self._location = location
+        self._max_per_device = max_per_device
+        self._period_ns = advert_period_ns
+        self._queue: asyncio.Queue[_Work] = asyncio.Queue(_MAX_UNANSWERED)
+        self._unanswered = 0
+        self._by_device: Counter[str] = Counter()
+        self._seen: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._run_times: dict[str, LatencyWindow] = {}
+        self._counters: Counter[str] = Counter()
+        link.subscribe(topics.infer_filter, self._on_ask)
+        link.on_connected(self.advertise)
+
+    def snapshot(self) -> NearbySnapshot:
+        """Return what it has done."""
+        return NearbySnapshot(self._unanswered, dict(+self._by_device), dict(self._counters))
+
+    def advertise(self) -> None:
+        """Publish the advert of this moment; also call it when something changed that devices should know."""
+        advert = build_advert(
+            name=self._topics.device,
+            location=self._location,
+            period_ns=self._period_ns,
+            models=self._models(),
+            run_times=self._run_times,
+            load=self._load(),
+            stamp=self._stamper.now(),
+        )
+        self._link.send(advert_message(self._topics, advert), Keep.LATEST)
+
+    async def run(self) -> None:
+        """Answer, for ever. When cancelled, what is under way is cancelled and the advert says that we are gone."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._refresh(), name="nearby.adverts")
+                while True:
+                    work = await self._queue.get()
+                    group.create_task(self._answer(work), name=f"nearby.answer[{work.device}]")
+        finally:
+            self._link.send(offline_message(self._topics, self._stamper.now(), reason="stopping"), Keep.LATEST)
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_ns / NS_PER_S)
+            self.advertise()
+
+    # Taking requests in
+
+    def _on_ask(self, message: Message) -> None:
+        received_ns = self._clock.now_ns()
+        self._counters["asked"] += 1
+        device = self._topics.parse_infer(message.topic)
+        if device is None or message.response_topic != self._topics.reply_of(device):
+            self._counters["bad_reply_topic"] += 1  # answering elsewhere would make us write where we are told to
+            return
+        if message.retain:  # somebody's old request, played back by the broker
+            self._counters["retained"] += 1
+            return
+        try:
+            ask = decode_ask(message)
+        except ProtocolError as error:
+            self._counters["malformed"] += 1
+            _log.debug("device=%s malformed=%r", device, str(error))
+            return
+        if self._is_repetition(device, ask.correlation):
+            self._counters["repeated"] += 1
+            return
+        if self._unanswered >= _MAX_UNANSWERED:
+            self._counters["overflow"] += 1
+            return
+        self._unanswered += 1
+        self._by_device[device] += 1
+        self._queue.put_nowait(self._take(device, ask, received_ns))
+
+    def _take(self, device: str, ask: Ask, received_ns: int) -> _Work:
+        """Submit an acceptable request at once: it queues in the scheduler, nowhere else."""
+        if self._by_device[device] > self._max_per_device:
+            why = f"{self._max_per_device} requests of {device} are under way"
+            return _Work(device, ask, received_ns, refusal=Refusal(Reason.QUEUE_FULL, why))
+        judged = judge(ask, self._models(), location=self._location, received_ns=received_ns)
+        if isinstance(judged, Refusal):
+            return _Work(device, ask, received_ns, refusal=judged)
+        request, served = judged
+        return _Work(device, ask, received_ns, served=served, ticket=self._submit(request))
+
+    def _is_repetition(self, device: str, correlation: bytes) -> bool:
+        key = device, correlation
+        if key in self._seen:
+            return True
+        self._seen[key] = None
+        while len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return False
+
+    # Answering
+
+    async def _answer(self, work: _Work) -> None:
+        try:
+            if work.refusal is not None:
+                answer = Answer(
+                    OutcomeKind.REJECTED, work.ask.correlation, work.refusal.reason.value, work.refusal.detail
+                )
+                await self._reply(work, answer, None)
+                return
+            assert work.ticket is not None, "what isn't refused was submitted"
+            try:
+                outcome = await work.ticket.outcome()
+            except asyncio.CancelledError:
+                work.ticket.cancel()
+                raise
+            try:
+                await self._tell(work, outcome)
+            finally:
+                if outcome.result is not None:
+                    outcome.result.release()
+        finally:
+            self._unanswered -= 1
+            self._by_device[work.device] -= 1
+            if not self._by_device[work.device]:
+                del self._by_device[work.device]
+
+    async def _tell(self, work: _Work, outcome: Outcome) -> None:
+        timeline = outcome.request.timeline
+        begun_ns = outcome.ended_ns if timeline.dispatched_ns is None else timeline.dispatched_ns
+        result = outcome.result
+        if result is not None and work.served is not None:
+            window = self._run_times.setdefault(work.served.digest, LatencyWindow(seed_p99_ns=0))
+            window.add(outcome.ended_ns - begun_ns)
+        answer = Answer(
+            outcome=outcome.kind,
+            correlation=work.ask.correlation,
+            reason=outcome.reason,
+            detail=outcome.detail,
+            version="" if result is None else result.version,
+            variant="" if result is None else result.variant,
+            digest="" if result is None else result.digest,
+            queue_ns=max(0, begun_ns - work.received_ns),
+            # Until now, not until the outcome: what passed since then is ours, and not time on the wire.
+            run_ns=max(0, self._clock.now_ns() - begun_ns),
+        )
+        await self._reply(work, answer, None if result is None else result.payload)
+
+    async def _reply(self, work: _Work, answer: Answer, payload: Payload | None) -> None:
+        left_s = (work.received_ns + work.ask.budget_ns - self._clock.now_ns()) / NS_PER_S
+        timeout_s = max(left_s, _ANSWER_TIMEOUT_S)
+        topic = self._topics.reply_of(work.device)
+        message = encode_answer(answer, payload, topic=topic, expiry_s=math.ceil(timeout_s))
+        if (why := unsendable(message, max_packet_bytes=self._link.max_packet_bytes)) is not None:
+            answer = Answer(OutcomeKind.FAILED, work.ask.correlation, "answer_too_large", why)
+            message = encode_answer(answer, None, topic=topic, expiry_s=math.ceil(timeout_s))
+        self._counters[f"answered.{answer.outcome.value}"] += 1
+        try:
+            await self._link.publish(message, timeout_s=timeout_s)
+        except LinkError as error:
+            self._counters["answers_lost"] += 1
+            _log.debug("device=%s answer=lost why=%r", work.device, str(error))
