@@ -36,7 +36,6 @@ class Load:
     machine: Machine
     limits: Limits
     queue_limit: int
-    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,9 @@ class Shed:
     """What can't be kept of what was admitted, since the world has changed."""
 
     hopeless: tuple[int, ...] = ()
-    """Displaceable requests that will be late, or must go so that others won't."""
+    """Displaceable requests that will be late."""
+    displaced: tuple[int, ...] = ()
+    """Displaceable requests that must go so that others won't be late."""
     endangered: tuple[int, ...] = ()
     """Firm requests that may be late: no longer in time at p99, and nothing is left to drop for them."""
 
@@ -85,8 +86,6 @@ def admit(job: Job, load: Load, *, replaces: Collection[int] = (), now_ns: int) 
 
     A refusal drops nobody.
     """
-    if load.draining:
-        return Refusal(Reason.DRAINING, "the service is draining: no new requests")
     if (stop := local_stop(load.limits)) is not None:
         return stop
     plan = [waiting for waiting in load.waiting if waiting.id not in replaces]
@@ -120,16 +119,17 @@ def shed(load: Load, now_ns: int) -> Shed:
     """Return which of the waiting requests can't be kept: to be asked when runs overran or limits changed."""
     plan = list(load.waiting)
     hopeless: list[int] = []
+    displaced: list[int] = []
     endangered: list[int] = []
     while (late := _first_late(plan, forecast(plan, load.machine, now_ns), endangered)) is not None:
         droppable = [job for job in plan[: late + 1] if not job.firm and not job.spare]
         if droppable:
             victim = min(droppable, key=_expendability)
+            (hopeless if victim.id == plan[late].id else displaced).append(victim.id)
             plan.remove(victim)
-            hopeless.append(victim.id)
         else:
             endangered.append(plan[late].id)
-    return Shed(tuple(hopeless), tuple(endangered))
+    return Shed(tuple(hopeless), tuple(displaced), tuple(endangered))
 
 
 def _late(load: Load, now_ns: int) -> frozenset[int]:

@@ -68,5 +68,4 @@ class PendingTicket:
         if self.stage is Stage.ENDED:
             raise InternalError(f"request {self.request.id} ended twice, the second time as {outcome.kind}")
         self.stage = Stage.ENDED
-        if not self._ended.cancelled():
-            self._ended.set_result(outcome)
+        self._ended.set_result(outcome)

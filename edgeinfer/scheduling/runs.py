@@ -1,0 +1,263 @@
+"""Keep track of what is with an executor: the cores and core-time it takes, its deadline, and how long it really took.
+
+Owns running requests from dispatch until their executor has let go of them, the pace, and the estimator that learns
+from them. What a request's ending means to its caller is the scheduler's: `ended` is called once for each run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from edgeinfer.clock import NS_PER_S, Clock
+from edgeinfer.execution.executor import Estimate, Executor
+from edgeinfer.limits import Limits
+from edgeinfer.request import Ending, Expired, Failure, InferRequest, Placement, Result
+from edgeinfer.scheduling.estimator import Estimator, slowdown
+from edgeinfer.scheduling.forecast import Machine, ModelKey, Occupied, occupied
+from edgeinfer.scheduling.pacing import UNPACED
+from edgeinfer.scheduling.ticket import PendingTicket, Stage
+
+STOP_GRACE_S = 2.0
+"""From the end of a request to cancelling an executor that still works on it, and again to giving its cores up."""
+LATE_ALLOWANCES = 4
+"""Who accepts late results waits at most so many times the time it had given itself, and at least a second."""
+
+_LOOK_AGAIN_NS = 2_000_000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One request with an executor."""
+
+    ticket: PendingTicket
+    placement: Placement
+    key: ModelKey
+    estimate: Estimate
+    """What was expected at dispatch."""
+    cores: int
+    """Cores of this machine that it takes; 0 next door."""
+    slowdown: float
+    started_ns: int
+    released: bool = False
+    task: asyncio.Task[None] = field(init=False)
+    alarm: asyncio.TimerHandle = field(init=False)
+
+    def occupied(self, now_ns: int) -> Occupied:
+        """Return what a forecast needs to know."""
+        return occupied(
+            self.key,
+            cores=self.cores,
+            started_ns=self.started_ns,
+            p50_ns=self.estimate.wait_ns + self.estimate.p50_ns,
+            p99_ns=self.estimate.finish_p99_ns,
+            due_ns=last_moment_ns(self.ticket.request),
+            now_ns=now_ns,
+        )
+
+
+class Runs:
+    """The running requests of one scheduler. Loop thread only.
+
+    Bounded by the cores here and by what the nearby executor takes at once. `ended(run, ending)` is called at the
+    deadline at the latest, also when the executor is stuck; `changed()` whenever cores came free.
+    """
+
+    def __init__(
+        self, clock: Clock, *, cores: int, ended: Callable[[Run, Ending], None], changed: Callable[[], None]
+    ) -> None:
+        self._clock = clock
+        self._all_cores = cores
+        self.cores = cores
+        """Cores that may be used now."""
+        self._ended = ended
+        self._changed = changed
+        self._runs: dict[int, Run] = {}
+        self._estimator = Estimator()
+        self._pace = UNPACED
+        self.abandoned = 0
+        """Runs whose executor neither ended nor could be cancelled: their cores were given up."""
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
+
+    @property
+    def paced(self) -> bool:
+        """Whether local work is held to a duty cycle."""
+        return self._pace.limited
+
+    @property
+    def cores_busy(self) -> int:
+        """Cores that are taken."""
+        return sum(run.cores for run in self)
+
+    def lanes_busy(self, key: ModelKey) -> int:
+        """Return how many requests of the model run here."""
+        return sum(run.key == key for run in self if run.cores)
+
+    def machine(self, now_ns: int) -> Machine:
+        """Return what a forecast starts from."""
+        return Machine(self.cores, tuple(run.occupied(now_ns) for run in self if run.cores), self._pace)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Obey `limits` with the next start; what runs goes on."""
+        self.cores = max(1, min(self._all_cores, len(limits.cpus)))
+        now_ns = self._clock.now_ns()
+        self._pace = self._pace.under(duty_cycle=limits.duty_cycle, cores=self.cores, now_ns=now_ns)
+
+    def refine(self, estimate: Estimate, request: InferRequest, placement: Placement, now_ns: int) -> Estimate:
+        """Return an executor's estimate with what was seen here."""
+        key, local = model_key(request), placement is Placement.LOCAL
+        factor = slowdown(estimate.cores, self.cores) if local else 1.0
+        estimate = self._estimator.refine(estimate, key, placement, now_ns=now_ns, slowdown=factor)
+        if local and self.lanes_busy(key) >= estimate.lanes:
+            # What it would wait for inside the executor is a run of ours, which every forecast counts already.
+            return Estimate(estimate.p50_ns, estimate.p99_ns, 0, estimate.cores, estimate.lanes)
+        return estimate
+
+    def hearsay(self, request: InferRequest, now_ns: int) -> bool:
+        """Return whether nothing was seen of the model here lately, so that its estimate may be wrong."""
+        return self._estimator.stale(model_key(request), Placement.LOCAL, now_ns)
+
+    def next_look_ns(self, now_ns: int) -> int | None:
+        """Return when a run that isn't done by then will have changed the forecast; None when none runs here."""
+        return min((run.occupied(now_ns).end_ns + _LOOK_AGAIN_NS for run in self if run.cores), default=None)
+
+    def start(
+        self, group: asyncio.TaskGroup, executor: Executor, ticket: PendingTicket, estimate: Estimate, now_ns: int
+    ) -> None:
+        """Hand a request to an executor."""
+        request, placement = ticket.request, executor.placement
+        local = placement is Placement.LOCAL
+        run = Run(
+            ticket=ticket,
+            placement=placement,
+            key=model_key(request),
+            estimate=estimate,
+            cores=max(1, min(estimate.cores, self.cores)) if local else 0,
+            slowdown=slowdown(estimate.cores, self.cores) if local else 1.0,
+            started_ns=now_ns,
+        )
+        self._pace = self._pace.spent(estimate.p50_ns * run.cores, now_ns)
+        ticket.stage = Stage.RUNNING
+        self._runs[request.id] = run
+        run.task = group.create_task(self._execute(executor, run), name=f"{placement}[{request.id}]")
+        run.task.add_done_callback(partial(self._let_go, run))
+        self._set_alarm(run)
+
+    def cancel(self, request_id: int) -> Placement:
+        """Stop a request whose ticket has just ended, if it runs; return where it did."""
+        run = self._runs.get(request_id)
+        if run is None:
+            return Placement.NONE
+        run.task.cancel()
+        self._give_grace(run)
+        return run.placement
+
+    async def _execute(self, executor: Executor, run: Run) -> None:
+        ending = await executor.execute(run.ticket.request)
+        now_ns = self._clock.now_ns()
+        self._learn(run, ending, now_ns)
+        self._release(run, now_ns)
+        if run.ticket.stage is Stage.RUNNING:
+            self._ended(run, ending)
+        elif isinstance(ending, Result):
+            ending.release()
+
+    def _learn(self, run: Run, ending: Ending, now_ns: int) -> None:
+        waited_ns, timeline = run.estimate.wait_ns, run.ticket.request.timeline
+        duration_ns = now_ns - run.started_ns - waited_ns
+        if isinstance(ending, Result):
+            if waited_ns and timeline.started_ns is not None and timeline.finished_ns is not None:
+                duration_ns = timeline.finished_ns - timeline.started_ns
+            self._estimator.observe(
+                run.key,
+                run.placement,
+                max(1, duration_ns),
+                now_ns=now_ns,
+                slowdown=run.slowdown,
+                origin=f"{ending.digest} {ending.variant}",
+            )
+        elif isinstance(ending, Expired):
+            self._estimator.observe_stopped(
+                run.key, run.placement, duration_ns, run.estimate, now_ns=now_ns, slowdown=run.slowdown
+            )
+
+    def _release(self, run: Run, now_ns: int) -> None:
+        """Give back what a run took. Calling it again does nothing."""
+        if run.released:
+            return
+        run.released = True
+        run.alarm.cancel()
+        del self._runs[run.ticket.request.id]
+        beyond_ns = now_ns - run.started_ns - run.estimate.p50_ns
+        self._pace = self._pace.spent(beyond_ns * run.cores, now_ns)
+        self._changed()
+
+    def _let_go(self, run: Run, task: asyncio.Task[None]) -> None:
+        """Clean up after a run that did not return: it was cancelled, or its executor raised, which ends us all."""
+        if run.released:
+            return
+        self._release(run, self._clock.now_ns())
+        if run.ticket.stage is Stage.RUNNING:
+            why = "it was cancelled" if task.cancelled() else f"the executor raised {task.exception()!r}"
+            self._ended(run, Failure("stopped", why))
+
+    def _set_alarm(self, run: Run) -> None:
+        """Wake for the next deadline of a running request."""
+        deadlines, timeline = run.ticket.request.deadlines, run.ticket.request.timeline
+        at_ns = last_moment_ns(run.ticket.request)
+        accept_late = run.ticket.request.accept_late
+        if deadlines.first_result_ns is not None and timeline.first_result_ns is None and not accept_late:
+            at_ns = min(at_ns, max(deadlines.first_result_ns, self._clock.now_ns()))
+        delay_s = max(0, at_ns - self._clock.now_ns()) / NS_PER_S
+        run.alarm = asyncio.get_running_loop().call_later(delay_s, self._due, run, at_ns)
+
+    def _due(self, run: Run, at_ns: int) -> None:
+        """End a running request whose deadline has come, whatever its executor is doing."""
+        request, timeline = run.ticket.request, run.ticket.request.timeline
+        if self._clock.now_ns() < at_ns:  # the timer's rounding
+            self._set_alarm(run)
+        elif at_ns >= last_moment_ns(request):
+            # The executor ends at the same moment by itself, or must be made to.
+            self._ended(run, Expired(f"no result by the deadline, {run.placement}"))
+            self._give_grace(run)
+        elif timeline.first_result_ns is None:
+            self._ended(run, Expired(f"no first result by its deadline, {run.placement}"))
+            run.task.cancel()
+            self._give_grace(run)
+        else:
+            self._set_alarm(run)
+
+    def _give_grace(self, run: Run) -> None:
+        run.alarm.cancel()
+        run.alarm = asyncio.get_running_loop().call_later(STOP_GRACE_S, self._force, run)
+
+    def _force(self, run: Run) -> None:
+        """Cancel a run that its executor should have stopped by itself; give its cores up when that doesn't help."""
+        if run.task.cancelling():
+            self.abandoned += 1
+            _log.error("%s can't be stopped: its cores are given up", run.task.get_name())
+            self._release(run, self._clock.now_ns())
+        else:
+            _log.warning("%s did not stop at its deadline: cancelling it", run.task.get_name())
+            run.task.cancel()
+            self._give_grace(run)
+
+
+def model_key(request: InferRequest) -> ModelKey:
+    """Return what runs of a request are compared by."""
+    return request.model, request.version or ""
+
+
+def last_moment_ns(request: InferRequest) -> int:
+    """Return when a request ends at the latest: its total deadline, or what patience allows when late is accepted."""
+    total_ns = request.deadlines.total_ns
+    if not request.accept_late:
+        return total_ns
+    return total_ns + max(NS_PER_S, LATE_ALLOWANCES * (total_ns - request.timeline.received_ns))

@@ -1,0 +1,130 @@
+"""A scripted `Executor`: every request does what its script says, on virtual or real time.
+
+Verified: `test_fake.py` holds it to the same contract as the real executors. Scripts can also *break* the contract
+(`heeds_deadline`, `heeds_cancel`), to prove that a scheduler answers in time whatever an executor does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edgeinfer.clock import Clock, sleep_until
+from edgeinfer.execution.executor import Estimate
+from edgeinfer.request import Expired, Failure, InferRequest, Payload, Placement, Reason, Refusal, Result
+
+MS = 1_000_000
+LATE_PATIENCE_NS = 1_000 * MS
+
+
+@dataclass(frozen=True)
+class Script:
+    """What becomes of one request."""
+
+    duration_ns: int = 10 * MS
+    hangs: bool = False
+    ending: Refusal | Failure | None = None
+    """None: a result."""
+    estimate: Estimate | Refusal | None = None
+    """None: the truth."""
+    cores: int = 1
+    lanes: int = 1
+    heeds_deadline: bool = True
+    heeds_cancel: bool = True
+
+
+@dataclass
+class FakeLease:
+    owner: FakeExecutor
+    held: bool = True
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            self.owner.leased -= 1
+
+
+@dataclass(frozen=True)
+class FakeRun:
+    """One thing that the executor did."""
+
+    request: InferRequest
+    started_ns: int
+    ended_ns: int
+    cores: int
+
+
+@dataclass
+class FakeExecutor:
+    clock: Clock
+    script: Callable[[InferRequest], Script] = lambda _: Script()
+    placement: Placement = Placement.LOCAL
+    unavailable: Refusal | None = None
+    """Set: nothing can run here at the moment (a link that is down)."""
+    slots: int = 1 << 30
+    """Requests at once; beyond that the estimate is a refusal, as for a peer with a bound on what is in flight."""
+    leased: int = 0
+    active: Counter[str] = field(default_factory=Counter)
+    runs: list[FakeRun] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
+    waited_inside: int = 0
+    """Requests that were sent while all lanes of their model were busy."""
+
+    def estimate(self, request: InferRequest) -> Estimate | Refusal:
+        script = self.script(request)
+        if self.unavailable is not None:
+            return self.unavailable
+        if self.active.total() >= self.slots:
+            return Refusal(Reason.QUEUE_FULL, f"{self.slots} requests are in flight")
+        if script.estimate is not None:
+            return script.estimate
+        busy = self.active[request.model] >= script.lanes
+        cores = script.cores if self.placement is Placement.LOCAL else 0
+        wait_ns = script.duration_ns if busy and cores else 0
+        return Estimate(script.duration_ns, script.duration_ns, wait_ns, cores, script.lanes)
+
+    async def execute(self, request: InferRequest) -> Result | Refusal | Failure | Expired:
+        script, now_ns = self.script(request), self.clock.now_ns()
+        request.timeline.dispatched_ns = request.timeline.started_ns = now_ns
+        if self.unavailable is not None:
+            return self.unavailable
+        if isinstance(script.estimate, Refusal):
+            return script.estimate
+        if self.active.total() >= self.slots:
+            return Refusal(Reason.QUEUE_FULL, f"{self.slots} requests are in flight")
+        self.waited_inside += self.active[request.model] >= script.lanes
+        self.active[request.model] += 1
+        self.started.append(request.id)
+        try:
+            return await self._do(request, script, now_ns)
+        finally:
+            self.active[request.model] -= 1
+            self.runs.append(FakeRun(request, now_ns, self.clock.now_ns(), script.cores))
+
+    async def _do(self, request: InferRequest, script: Script, now_ns: int) -> Result | Refusal | Failure | Expired:
+        end_ns = now_ns + (1 << 60 if script.hangs else script.duration_ns)
+        stop_ns = request.deadlines.total_ns + (LATE_PATIENCE_NS if request.accept_late else 0)
+        if script.heeds_deadline and end_ns > stop_ns:
+            await sleep_until(stop_ns, self.clock)
+            return Expired("the script takes longer")
+        while True:
+            try:
+                await sleep_until(end_ns, self.clock)
+                break
+            except asyncio.CancelledError:
+                if script.heeds_cancel:
+                    raise
+        request.timeline.finished_ns = self.clock.now_ns()
+        if script.ending is not None:
+            return script.ending
+        self.leased += 1
+        return Result(
+            payload=request.payload if request.payload.header else Payload(b"{}"),
+            placement=self.placement,
+            where=f"fake-{self.placement}",
+            version="1.0.0",
+            variant="fake",
+            lease=FakeLease(self),
+        )
