@@ -142,7 +142,8 @@ def _check_config(args: argparse.Namespace) -> int:
     from edgeinfer.toml_file import load_toml
 
     table = load_toml(args.file)
-    kind = args.kind or ("board" if "cpu" in table else "nearby" if "location" in table or "name" in table else "device")
+    guess = "board" if "cpu" in table else "nearby" if {"location", "name"} & table.keys() else "device"
+    kind = args.kind or guess
     if kind == "board":
         load_board(args.file)
     elif kind == "nearby":

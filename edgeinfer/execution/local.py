@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeinfer.clock import NS_PER_S, Clock
+from edgeinfer.artifact.manifest import Variant
+from edgeinfer.clock import NS_PER_MS, NS_PER_S, NS_PER_US, Clock
 from edgeinfer.execution.executor import Estimate
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import ResidentModel
@@ -15,6 +16,8 @@ from edgeinfer.request import Expired, Failure, InferRequest, Placement, Reason,
 from edgeinfer.worker.messages import Marks
 from edgeinfer.worker.worker import WORKER_LOST, RunEnding, RunResult, Worker
 
+_UNKNOWN_P99_NS = 100 * NS_PER_MS
+"""What a run is taken to last when nobody has ever said."""
 _LATE_PATIENCE_NS = 10 * NS_PER_S
 """How long after its deadline a result is waited for when the caller takes late ones."""
 
@@ -33,23 +36,24 @@ class LocalExecutor:
         return Placement.LOCAL
 
     def estimate(self, request: InferRequest) -> Estimate | Refusal:
-        """Return what the newest runs of the model took, plus what its workers still have to do."""
+        """Return what the toolchain measured, plus what the worker still has to do; the scheduler learns the rest."""
         found = self._cache.find(request.model, request.version)
         match found:
             case Refusal():
                 return found
             case int():
-                section = self._cache.section(request.model)
-                return Estimate(found, found, cores=section.threads if section else 1)
-        p50_ns = found.latency.percentile_ns(50)
+                return Estimate(_UNKNOWN_P99_NS, _UNKNOWN_P99_NS, wait_ns=found)
         worker = found.pick(request.stream)
         if worker is None:
             return Refusal(Reason.MODEL_UNAVAILABLE, f"{request.model}: its worker is being restarted")
+        threads = found.section.threads
+        p99_ns = seed_p99_ns(found.variant, threads)
         return Estimate(
-            p50_ns=p50_ns,
-            p99_ns=found.latency.percentile_ns(99),
-            wait_ns=worker.in_flight * p50_ns,
-            cores=found.section.threads,
+            p50_ns=p99_ns,
+            p99_ns=p99_ns,
+            wait_ns=worker.in_flight * p99_ns,
+            cores=threads,
+            lanes=1 if found.manifest.stateful else len(found.workers),
         )
 
     async def execute(self, request: InferRequest) -> Result | Refusal | Failure | Expired:
@@ -76,7 +80,7 @@ class LocalExecutor:
             worker = model.pick(request.stream)
             if worker is None:
                 return ending if isinstance(ending, Failure) else Failure(WORKER_LOST)
-            ending = await self._run_on(worker, model, request, deadline_ns)
+            ending = await _run_on(worker, request, deadline_ns)
             if model.manifest.stateful or not (isinstance(ending, Failure) and ending.reason == WORKER_LOST):
                 break
         if not isinstance(ending, RunResult):
@@ -93,22 +97,29 @@ class LocalExecutor:
             lease=ending.lease,
         )
 
-    async def _run_on(
-        self, worker: Worker, model: ResidentModel, request: InferRequest, deadline_ns: int
-    ) -> RunEnding:
-        begun_ns = self._clock.now_ns()
-        queued = worker.in_flight
-        ending = await worker.run(
-            request.payload,
-            deadline_ns=deadline_ns,
-            stream=request.stream,
-            sequence_start=request.sequence_start,
-        )
-        if isinstance(ending, RunResult):
-            _mark(request.timeline, ending.marks)
-            now_ns = self._clock.now_ns()
-            model.latency.add(now_ns - (max(begun_ns, ending.marks.received_ns) if queued else begun_ns))
-        return ending
+
+def seed_p99_ns(variant: Variant, threads: int) -> int:
+    """Return what a run is taken to last before one was seen: the toolchain's figure for so many threads.
+
+    For other thread counts the figure of fewer threads, which is pessimistic, else of the fewest there is.
+    """
+    known = {int(count): latency_us for count, latency_us in variant.latency_us.items()}
+    if not known:
+        return _UNKNOWN_P99_NS
+    fewer = [count for count in known if count <= threads]
+    return known[max(fewer) if fewer else min(known)] * NS_PER_US
+
+
+async def _run_on(worker: Worker, request: InferRequest, deadline_ns: int) -> RunEnding:
+    ending = await worker.run(
+        request.payload,
+        deadline_ns=deadline_ns,
+        stream=request.stream,
+        sequence_start=request.sequence_start,
+    )
+    if isinstance(ending, RunResult):
+        _mark(request.timeline, ending.marks)
+    return ending
 
 
 def _mark(timeline: Timeline, marks: Marks) -> None:

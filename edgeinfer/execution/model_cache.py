@@ -60,6 +60,8 @@ class _Wanted:
     refusal: Refusal | None = None
     """Why it is not resident."""
     missing: bool = False
+    installed: Installed | None = None
+    """The bundle that its name means, known also while it isn't resident: next door the same one may run."""
     load_guess_ns: int = _LOAD_GUESS_NS
     on_demand: bool = False
 
@@ -94,7 +96,11 @@ class ModelCache:
 
     def want(self, section: ModelSection) -> None:
         """Make a model known without loading it; what `preload = false` then loads at its first request."""
-        self._wanted.setdefault(section.name, _Wanted(section, on_demand=not section.preload))
+        wanted = self._wanted.setdefault(section.name, _Wanted(section, on_demand=not section.preload))
+        try:
+            wanted.installed = self._store.active(section.name, section.version)
+        except ArtifactError as error:
+            wanted.refusal, wanted.missing = _refusal_for(section.name, error), True
 
     async def run(self) -> None:
         """Carry out restarts, each after its pause; runs for ever."""
@@ -176,9 +182,9 @@ class ModelCache:
         return Refusal(Reason.MODEL_UNAVAILABLE, f"{name} is not loaded") if isinstance(found, int) else found
 
     def installed(self, name: str) -> Installed | None:
-        """Return the bundle that requests for this model are answered from, None when it isn't resident."""
+        """Return the bundle that requests for this model are answered from, resident or not; None without one."""
         wanted = self._wanted.get(name)
-        return None if wanted is None or wanted.resident is None else wanted.resident.installed
+        return None if wanted is None else wanted.installed
 
     def section(self, name: str) -> ModelSection | None:
         """Return how a model is configured."""
@@ -202,6 +208,7 @@ class ModelCache:
 
     async def _load(self, section: ModelSection) -> ResidentModel:
         installed = self._store.active(section.name, section.version)
+        self._wanted[section.name].installed = installed
         failure: EdgeInferError | None = None
         for variant in self._candidates(section, installed):
             try:

@@ -19,7 +19,6 @@ from edgeinfer.config import ModelSection
 from edgeinfer.errors import SessionError
 from edgeinfer.execution.crashes import CrashPolicy, judge_crash
 from edgeinfer.execution.ledger import Reservation
-from edgeinfer.execution.window import LatencyWindow
 from edgeinfer.store.store import Installed
 from edgeinfer.worker.worker import EndCause, Worker, WorkerEnd
 
@@ -84,9 +83,6 @@ class ResidentModel:
         self.state_resets = 0
         """Runs of a stateful model whose earlier state was lost."""
         self.load_ns = 0
-        seed_us = variant.latency_us.get(str(section.threads)) or max(variant.latency_us.values(), default=100_000)
-        self.latency = LatencyWindow(seed_p99_ns=seed_us * 1000)
-        """From dispatch to the worker to its answer, without waiting for a place there."""
         self._start_worker = start_worker
         self._later = later
         self._on_crash = on_crash

@@ -43,32 +43,6 @@ class Figure:
         return "met" if met else "missed"
 
 
-@dataclass(slots=True)
-class Record:
-    """The whole of build/bench/NAME.json."""
-
-    bench: str
-    workload: dict[str, Any]
-    """Model digest, concurrency, where the clock starts and stops."""
-    figures: list[Figure]
-    commit: str = field(default_factory=lambda: commit())
-    machine: dict[str, Any] = field(default_factory=lambda: machine())
-    versions: dict[str, str] = field(default_factory=lambda: versions())
-
-
-def write_record(record: Record, folder: Path) -> Path:
-    """Write the record and return where."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{record.bench}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(asdict(record)), indent=2) + b"\n")
-    return path
-
-
-def read_records(folder: Path) -> list[Record]:
-    """Return every record of the folder, by name."""
-    return [msgspec.json.decode(path.read_bytes(), type=Record) for path in sorted(folder.glob("*.json"))]
-
-
 def commit() -> str:
     """Return the checkout's commit, with `+` when the tree differs from it, or `unknown`."""
     try:
@@ -111,3 +85,29 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "missing"
     return found
+
+
+@dataclass(slots=True)
+class Record:
+    """The whole of build/bench/NAME.json."""
+
+    bench: str
+    workload: dict[str, Any]
+    """Model digest, concurrency, where the clock starts and stops."""
+    figures: list[Figure]
+    commit: str = field(default_factory=commit)
+    machine: dict[str, Any] = field(default_factory=machine)
+    versions: dict[str, str] = field(default_factory=versions)
+
+
+def write_record(record: Record, folder: Path) -> Path:
+    """Write the record and return where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record.bench}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(asdict(record)), indent=2) + b"\n")
+    return path
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Return every record of the folder, by name."""
+    return [msgspec.json.decode(path.read_bytes(), type=Record) for path in sorted(folder.glob("*.json"))]

@@ -14,7 +14,6 @@ from edgeinfer.errors import EdgeInferError, LinkError, ProtocolError
 from edgeinfer.mqtt import envelope
 from edgeinfer.mqtt.link import Message, MqttLink
 from edgeinfer.mqtt.topics import Topics
-
 from edgeinfer_demo.world import DEVICE, SITE, World
 
 OBSERVER = "demo-operator"

@@ -97,7 +97,9 @@ def _offloaded(evidence: Evidence) -> Check:
 
 def _throttling_reported(evidence: Evidence) -> Check:
     started, ended = evidence.events.count("throttle-start"), evidence.events.count("throttle-end")
-    seconds = sum(value for level, value in evidence.report["thermal"]["seconds_by_level"].items() if level != "nominal")
+    seconds = sum(
+        value for level, value in evidence.report["thermal"]["seconds_by_level"].items() if level != "nominal"
+    )
     detail = f"{started} throttle-start, {ended} throttle-end, {seconds:.0f} s above nominal"
     return Check("reports throttling and its end", started > 0 and ended > 0 and seconds > 0, detail)
 

@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgeinfer.artifact.board import shipped_boards
 from edgeinfer.errors import LinkError
 
 MODELS = ("pp-ocr-det", "silero-vad", "support-intent")
 SITE = "demo"
 DEVICE = "demo-board"
 NEARBY = "demo-nearby"
+BOARD = shipped_boards() / "demo-board.toml"
 
 _BROKER_CONF = """\
 listener {port} 127.0.0.1
@@ -108,21 +110,37 @@ name = "pp-ocr-det"
 """
 
 
+def free_port() -> int:
+    """Return a TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @dataclass(slots=True)
 class World:
     """The processes and files of one demo run."""
 
     root: Path
-    frames: Path
-    audio: Path
-    board: Path
+    bundles: Path
+    board: Path = BOARD
     governor: bool = True
     offload: bool = True
     camera_deadline_ms: int = 600
-    port: int = field(default_factory=lambda: _free_port())
+    port: int = field(default_factory=free_port)
     broker: subprocess.Popen[bytes] | None = None
     nearby: subprocess.Popen[bytes] | None = None
     daemon: subprocess.Popen[bytes] | None = None
+
+    @property
+    def frames(self) -> Path:
+        """Folder of the camera's frames."""
+        return self.root / "frames"
+
+    @property
+    def audio(self) -> Path:
+        """Folder of the microphone's recordings."""
+        return self.root / "audio"
 
     @property
     def socket(self) -> Path:
@@ -145,11 +163,11 @@ class World:
         ):
             (self.root / name).write_text(text.format(**values), encoding="utf-8")
 
-    def install(self, bundles: Path) -> None:
+    def install(self) -> None:
         """Install the bundles on both sides, as an operator would."""
         for state_dir, models in ((self.root / "device", MODELS), (self.root / "nearby", MODELS[:1])):
             for model in models:
-                self._edgeinfer("bundle", "add", str(bundles / model), "--state-dir", str(state_dir))
+                self._edgeinfer("bundle", "add", str(self.bundles / model), "--state-dir", str(state_dir))
 
     def start_broker(self) -> None:
         """Start mosquitto on the demo's port, where it was before when it is started again."""
@@ -214,12 +232,6 @@ def running(world: World) -> Iterator[World]:
 
 def _edgeinfer() -> list[str]:
     return [sys.executable, "-m", "edgeinfer"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes], timeout_s: float = 10.0) -> None:

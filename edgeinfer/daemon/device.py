@@ -1,0 +1,322 @@
+"""Put the rooms of a device together, and hand out what they know as one snapshot.
+
+Owns no decisions: which room does what is the rooms' own business. How the whole starts and ends is `service`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from edgeinfer import __version__
+from edgeinfer.artifact.board import Board, find_board, known_boards, load_board
+from edgeinfer.artifact.manifest import Manifest
+from edgeinfer.clock import Clock
+from edgeinfer.config import DeviceConfig
+from edgeinfer.control.journal import Journal
+from edgeinfer.control.plane import CommandPlane
+from edgeinfer.daemon.actions import DeviceActions
+from edgeinfer.daemon.identity import default_id
+from edgeinfer.daemon.memory import MemoryBudget
+from edgeinfer.errors import ConfigError, Problem
+from edgeinfer.execution.ledger import MemoryLedger
+from edgeinfer.execution.local import LocalExecutor
+from edgeinfer.execution.model_cache import ModelCache
+from edgeinfer.execution.offload import KnownModel, OffloadExecutor
+from edgeinfer.execution.resident import CrashNote
+from edgeinfer.gateway.catalog import ModelInfo
+from edgeinfer.gateway.gateway import Gateway
+from edgeinfer.governor.governor import Governor
+from edgeinfer.limits import Limits
+from edgeinfer.metrics import Accounting
+from edgeinfer.mqtt.link import Keep, Message, MqttLink
+from edgeinfer.mqtt.stamp import Stamper, read_boot_id
+from edgeinfer.mqtt.topics import Topics
+from edgeinfer.pipeline.loop import InferenceLoop
+from edgeinfer.pipeline.sink import make_sinks
+from edgeinfer.pipeline.source import make_source
+from edgeinfer.scheduling.scheduler import Scheduler
+from edgeinfer.sensors.cpu import quota_cores, thread_budget, usable_cpus
+from edgeinfer.sensors.cpuinfo import cpu_flags
+from edgeinfer.sensors.sampling import BoardSensors
+from edgeinfer.store.store import BundleStore
+from edgeinfer.telemetry.publisher import Publisher, make_will
+from edgeinfer.telemetry.report import Identity
+from edgeinfer.telemetry.snapshot import LoopFigures, Snapshot, accounting_figures
+from edgeinfer.worker.nursery import Nursery
+
+
+class Device:
+    """Everything one daemon consists of. Loop thread only; made inside the running loop."""
+
+    def __init__(self, config: DeviceConfig, *, clock: Clock) -> None:
+        """Make every room; nothing runs before `service` starts the tasks.
+
+        Raises:
+            ConfigError: the board can't be found, or the CPUs that were asked for are not there.
+        """
+        self.config = config
+        self.clock = clock
+        self.phase = "starting"
+        self.board = _board(config)
+        self.store = BundleStore(config.paths.state_dir)
+        self.storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
+        self.nursery = Nursery()
+        self.sensors = BoardSensors(
+            config.paths.sys_root,
+            config.paths.proc_root,
+            config.thermal.zones or self.board.thermal.zones,
+            clock=clock,
+        )
+        self.budget = MemoryBudget(
+            ceiling_bytes=config.memory.ceiling or self.board.memory.ceiling,
+            reserve_bytes=self.board.memory.reserve if config.memory.reserve is None else config.memory.reserve,
+            proc_root=Path("/proc"),  # our own processes; a fake root knows nothing of them
+            sys_root=config.paths.sys_root,
+            pids=self._child_pids,
+            clock=clock,
+        )
+        self.ledger = MemoryLedger(self.budget.ceiling())
+        self.cpus = _cpus(config)
+        self.accounting = Accounting()
+        self._crashes: Counter[str] = Counter()
+        self._crash_details: dict[str, str] = {}
+        self.cache = ModelCache(
+            store=self.store,
+            nursery=self.nursery,
+            ledger=self.ledger,
+            clock=clock,
+            cpus=self.cpus,
+            cpu_flags=cpu_flags(config.paths.proc_root),
+            cancel_grace_ns=config.scheduler.kill_grace,
+            on_crash=self._note_crash,
+        )
+        for section in config.model:
+            self.cache.want(section)
+        self._connect()
+        self.local = LocalExecutor(self.cache, where=self.topics.device, clock=clock)
+        self.scheduler = Scheduler(
+            local=self.local,
+            nearby=self.offload,
+            clock=clock,
+            accounting=self.accounting,
+            queue_limit=config.scheduler.queue_limit,
+            cores=thread_budget(self.cpus, quota_cores(config.paths.proc_root, config.paths.sys_root)),
+            observe=lambda outcome: self.publisher.observe(outcome),
+        )
+        self.governor = Governor(
+            thermal=self.board.thermal,
+            config=config.thermal,
+            read=self.sensors.read,
+            cpus=self.cpus,
+            memory_ceiling=self.budget.ceiling,
+            clock=clock,
+            publish=self._obey,
+        )
+        self._make_flows()
+
+    def _connect(self) -> None:
+        """Make the links and what speaks over them: offload on the site's, telemetry and commands on the fleet's."""
+        mqtt, device = self.config.mqtt, self.config.device
+        self.topics = Topics(mqtt.prefix, device.site, device.id or default_id())
+        self.stamper = Stamper(self.clock, boot=read_boot_id(self.config.paths.proc_root))
+        will = make_will(self.topics, self.stamper, __version__)
+        client_id = f"edgeinfer-{self.topics.device}"
+        self.site_link: MqttLink | None = None
+        self.fleet_link: MqttLink | None = None
+        if mqtt.fleet is not None:
+            self.fleet_link = MqttLink(
+                mqtt.fleet, name="fleet", client_id=f"{client_id}-fleet", clock=self.clock, will=will
+            )
+        if mqtt.site is not None:
+            both = self.fleet_link is None
+            self.site_link = MqttLink(
+                mqtt.site, name="site", client_id=client_id, clock=self.clock, will=will if both else None
+            )
+            if both:
+                self.fleet_link = self.site_link
+        self.offload: OffloadExecutor | None = None
+        if self.config.offload.enabled and self.site_link is not None:
+            self.offload = OffloadExecutor(
+                self.site_link, self.topics, self.config.offload, lookup=self._known_model, clock=self.clock
+            )
+
+    def _make_flows(self) -> None:
+        """Make what brings requests in and tells of them: publisher, loops, gateway, commands."""
+        self.publisher = Publisher(
+            self.fleet_link,
+            self.topics,
+            snapshot=self.snapshot,
+            identity=Identity(board=self.board.name, version=__version__, started_ns=self.clock.now_ns()),
+            stamper=self.stamper,
+            clock=self.clock,
+            period_ns=self.config.telemetry.report_period,
+        )
+        self.loops = {
+            section.name: InferenceLoop(
+                section,
+                make_source(section, clock=self.clock),
+                make_sinks(section, send=self._send_result, storage=self.storage),
+                submit=self.scheduler.submit,
+                manifest=self._manifest,
+                clock=self.clock,
+            )
+            for section in self.config.loop
+        }
+        self.gateway = Gateway(
+            socket_path=self.config.paths.socket,
+            submit=self.scheduler.submit,
+            models=self._model_infos,
+            status=self.publisher.status,
+            clock=self.clock,
+        )
+        self.journal = Journal(self.config.paths.state_dir / "commands.json", self.storage)
+        self.plane: CommandPlane | None = None
+        if self.fleet_link is not None:
+            self.plane = CommandPlane(
+                self.fleet_link,
+                self.topics,
+                DeviceActions(self.cache, self.loops, self.publisher),
+                journal=self.journal,
+                stamper=self.stamper,
+                clock=self.clock,
+            )
+
+    @property
+    def links(self) -> list[MqttLink]:
+        """Every link once."""
+        return list(dict.fromkeys(link for link in (self.site_link, self.fleet_link) if link is not None))
+
+    def snapshot(self) -> Snapshot:
+        """Return everything that is reported, at this moment."""
+        total, origins = accounting_figures(self.accounting)
+        scheduler = self.scheduler.snapshot()
+        offload = self.offload.snapshot() if self.offload else None
+        return Snapshot(
+            at_ns=self.clock.now_ns(),
+            phase=self.phase,
+            total=total,
+            origins=origins,
+            queue_length=scheduler.queue_length,
+            running=scheduler.running_local + scheduler.running_nearby,
+            governor=self.governor.snapshot(),
+            limits=self.governor.limits,
+            ledger=self.ledger.snapshot(),
+            used_bytes=self.budget.reading().own.pss_bytes,
+            peak_used_bytes=self.budget.peak_own_bytes,
+            models=tuple(self.cache.status()),
+            loops=tuple(_loop_figures(loop) for loop in self.loops.values()),
+            links=tuple(link.snapshot() for link in self.links),
+            offload_enabled=self.offload is not None,
+            peers=offload.usable_peers if offload else (),
+            offload_counters=offload.counters if offload else {},
+            crashes=dict(self._crashes),
+            crash_details=dict(self._crash_details),
+            storage_degraded=self.journal.degraded or bool(self.store.opening_problems),
+        )
+
+    def _obey(self, limits: Limits) -> None:
+        """Hand new limits to everyone who has to obey them."""
+        self.ledger.set_ceiling(limits.memory_ceiling_bytes)
+        self.cache.set_cpus(limits.cpus)
+        self.scheduler.set_limits(limits)
+        self.publisher.wake()
+
+    def _child_pids(self) -> Iterable[int]:
+        zygote = self.nursery.snapshot().zygote_pid
+        if zygote is not None:
+            yield zygote
+        for resident in self.cache.residents():
+            yield from (worker.pid for worker in resident.workers)
+
+    def _note_crash(self, note: CrashNote) -> None:
+        self._crashes[note.model] += 1
+        self._crash_details[note.model] = note.detail
+        self.publisher.wake()
+
+    def _known_model(self, name: str, version: str | None) -> KnownModel | None:
+        installed = self.cache.installed(name)
+        if installed is None or (version and installed.manifest.version != version):
+            return None
+        return KnownModel(installed.digest, stateful=installed.manifest.stateful)
+
+    def _manifest(self, name: str) -> Manifest | None:
+        installed = self.cache.installed(name)
+        return installed.manifest if installed else None
+
+    def _model_infos(self) -> list[ModelInfo]:
+        infos = []
+        for status in self.cache.status():
+            installed = self.cache.installed(status.name)
+            if installed is not None:
+                infos.append(ModelInfo(installed.manifest, installed.digest, status.state == "loaded", status.detail))
+        return infos
+
+    def _send_result(self, loop: str, payload: bytes, qos: int) -> None:
+        link = self.site_link or self.fleet_link
+        if link is not None:
+            message = Message(topic=self.topics.result(loop), payload=payload, qos=qos, content_type="application/json")
+            link.send(message, Keep.NEVER if qos == 0 else Keep.FIFO)
+
+    def close(self) -> None:
+        """Give back what is not a task: threads and files."""
+        self.sensors.close()
+        self.storage.shutdown(wait=False)
+
+
+def _board(config: DeviceConfig) -> Board:
+    """Return the board that the configuration means: `auto`, a path, or a name.
+
+    Raises:
+        ConfigError: there is none, or its file is wrong.
+    """
+    named = config.board
+    if named == "auto":
+        path = find_board(proc_root=config.paths.proc_root, machine=platform.machine())
+    elif named.endswith(".toml") or "/" in named:
+        path = Path(named)
+    else:
+        boards = known_boards()
+        if named not in boards:
+            text = f"no board {named!r}; known are {', '.join(boards)}, or give a path to a .toml file"
+            raise ConfigError("board", (Problem("board", text),))
+        path = boards[named]
+    board = load_board(path)
+    if config.thermal.zones is not None:
+        thermal = dataclasses.replace(board.thermal, zones=config.thermal.zones)
+        board = dataclasses.replace(board, thermal=thermal)
+    return board
+
+
+def _cpus(config: DeviceConfig) -> frozenset[int]:
+    """Return the CPUs that workers may use.
+
+    Raises:
+        ConfigError: none of those asked for may be used.
+    """
+    usable = usable_cpus(config.paths.sys_root, config.paths.proc_root) or frozenset(os.sched_getaffinity(0))
+    if config.scheduler.cpus is None:
+        return usable
+    wanted = usable & frozenset(config.scheduler.cpus)
+    if not wanted:
+        text = f"none of {config.scheduler.cpus} may be used here; usable are {sorted(usable)}"
+        raise ConfigError("device.toml", (Problem("scheduler.cpus", text),))
+    return wanted
+
+
+def _loop_figures(loop: InferenceLoop) -> LoopFigures:
+    settings: Any = loop.settings
+    return LoopFigures(
+        name=loop.section.name,
+        model=loop.section.model,
+        enabled=settings.enabled,
+        period_ns=settings.period_ns,
+        deadline_ns=settings.deadline_ns,
+        scope=loop.section.scope,
+    )

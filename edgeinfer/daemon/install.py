@@ -1,0 +1,69 @@
+"""Install a bundle: verified, tried on this very CPU in a throw-away worker, then committed.
+
+The probe runs every variant that this CPU can run on its golden vectors, because a quantized model can be right on
+one CPU and wrong on the next. One that isn't right refuses the whole bundle: nothing half-trusted is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from edgeinfer.artifact.manifest import Manifest
+from edgeinfer.errors import ArtifactError, UnsupportedSchema
+from edgeinfer.sensors.cpuinfo import cpu_flags
+from edgeinfer.store.store import BundleStore, Installed
+from edgeinfer.worker.nursery import Nursery
+from edgeinfer.worker.probe import probe
+
+
+def install_bundle(source: Path, state_dir: Path) -> Installed:
+    """Add the bundle at `source` (a folder or a tar) to the store below `state_dir` and activate it.
+
+    Raises:
+        ArtifactError: it is not sound, or not right on this CPU.
+        StorageError: the store cannot be written.
+        RuntimeUnusable: ONNX Runtime cannot be imported here.
+    """
+    return BundleStore(state_dir).add(source, probe_bundle)
+
+
+def probe_bundle(bundle: Path, manifest: Manifest) -> None:
+    """Try every variant that this CPU can run.
+
+    Raises:
+        ArtifactError: one fails, or none can run here; the text says why.
+        UnsupportedSchema: it needs a newer runtime.
+    """
+    asyncio.run(_probe(bundle, manifest, cpu_flags()))
+
+
+async def _probe(bundle: Path, manifest: Manifest, flags: frozenset[str]) -> None:
+    able = [variant for variant in manifest.variants if flags.issuperset(variant.instruction_sets)]
+    title = f"{manifest.name} {manifest.version}"
+    if not able:
+        missing = {name for variant in manifest.variants for name in variant.instruction_sets} - flags
+        raise ArtifactError(f"no variant of {title} can run on this CPU: it lacks {', '.join(sorted(missing))}")
+    nursery = Nursery()
+    runtime = await nursery.start()
+    try:
+        if runtime.onnxruntime and _older(runtime.onnxruntime, manifest.runtime.onnxruntime):
+            raise UnsupportedSchema(
+                f"{title} needs onnxruntime {manifest.runtime.onnxruntime} or newer, {runtime.onnxruntime} is installed"
+            )
+        for variant in able:
+            verdict = await probe(nursery, manifest, bundle, variant.name)
+            if not verdict.accepted:
+                raise ArtifactError(
+                    f"{title} {variant.name} failed its probe on this device ({verdict.reason}): {verdict.detail}; "
+                    "rebuild it for this board with edgeinfer-tools build --board"
+                )
+    finally:
+        await nursery.close()
+
+
+def _older(have: str, need: str) -> bool:
+    def numbers(version: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
+
+    return numbers(have) < numbers(need)
