@@ -82,6 +82,9 @@ class Memory(msgspec.Struct, frozen=True):
     ceiling_bytes: int
     reserved_bytes: int
     peak_reserved_bytes: int
+    used_bytes: int | None = None
+    """Proportional set size of all our processes, as the kernel counts it; None where it can't be read."""
+    peak_used_bytes: int | None = None
 
 
 class Offload(msgspec.Struct, frozen=True):
@@ -131,6 +134,19 @@ class OriginReport(msgspec.Struct, frozen=True):
     p99_ms: dict[str, float | None]
     deadline_hit_rate: float | None
     """None before the first request ended."""
+    outcomes_by_placement: dict[str, dict[str, int]] = {}
+    """How often each outcome happened at each placement: `local`, `nearby`, `none` (it never ran)."""
+
+
+class RecentReport(msgspec.Struct, frozen=True):
+    """What became of the requests of one loop or model that ended since the last report that went out."""
+
+    origin: str
+    reasons: dict[str, int]
+    outcomes_by_placement: dict[str, dict[str, int]]
+    p50_ms: dict[str, float | None]
+    p99_ms: dict[str, float | None]
+    deadline_hit_rate: float | None
 
 
 class ThermalReport(msgspec.Struct, frozen=True):
@@ -165,6 +181,15 @@ class Report(msgspec.Struct, frozen=True):
     offload: dict[str, int]
     """Counters of the offload executor; none where offload is off."""
     links: list[LinkReport]
+    balanced: bool = True
+    """Whether `received` equals the sum of what became of it, in total and for every origin. False is a bug."""
+    queue_length: int = 0
+    running: int = 0
+    offloaded_share: float | None = None
+    """Answers that came from next door, of all answers; None before the first."""
+    recent_s: float = 0.0
+    """Time that `recent` covers: one report period, or a whole outage of the link."""
+    recent: list[RecentReport] = []
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -215,7 +240,7 @@ class AdvertModel(msgspec.Struct, frozen=True, omit_defaults=True):
     variant: str = ""
     quality: float | None = None
     p50_us: int | None = None
-    """Queue and run at the peer, as it observed; None before the first request."""
+    """Run time at the peer without its queue, as it observed; None before the first request."""
     p99_us: int | None = None
     stateful: bool = False
 

@@ -1,0 +1,316 @@
+"""Turn a snapshot into the records that are published, and into text and figures for people.
+
+Pure: stamps and identities are handed in, nothing is sent. When records go out is `publisher`; what they look like on
+the wire is `edgeinfer.mqtt.envelope`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from edgeinfer.clock import NS_PER_MS, NS_PER_S
+from edgeinfer.errors import mib
+from edgeinfer.mqtt.envelope import (
+    LinkReport,
+    LoopState,
+    Memory,
+    ModelState,
+    Offload,
+    OriginReport,
+    RecentReport,
+    Report,
+    State,
+    Thermal,
+    ThermalReport,
+    encode,
+)
+from edgeinfer.mqtt.stamp import Stamp
+from edgeinfer.request import OutcomeKind, Placement
+from edgeinfer.telemetry.snapshot import OriginFigures, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What doesn't change while the service runs."""
+
+    board: str
+    """Name of the board file."""
+    version: str
+    """Of edgeinfer."""
+    started_ns: int
+    """Monotonic time of the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """What ended since the last report."""
+
+    span_ns: int
+    origins: tuple[OriginFigures, ...]
+
+
+def build_state(snapshot: Snapshot, identity: Identity, stamp: Stamp, *, offload_open: bool) -> State:
+    """Return what the device is and how it stands."""
+    governor, limits = snapshot.governor, snapshot.limits
+    return State(
+        stamp=stamp,
+        board=identity.board,
+        version=identity.version,
+        phase=snapshot.phase,
+        models=[
+            ModelState(
+                name=model.name,
+                version=model.version,
+                digest=model.digest,
+                variant=model.variant,
+                state=model.state,
+                workers=model.workers,
+                reserved_bytes=model.reserved_bytes,
+                detail=model.detail,
+            )
+            for model in snapshot.models
+        ],
+        loops=[
+            LoopState(
+                name=loop.name,
+                model=loop.model,
+                enabled=loop.enabled,
+                period_ms=loop.period_ns / NS_PER_MS,
+                deadline_ms=loop.deadline_ns / NS_PER_MS,
+                scope=loop.scope,
+            )
+            for loop in snapshot.loops
+        ],
+        thermal=Thermal(
+            level=limits.level.name.lower(),
+            temp_c=_celsius(governor.temp_mc),
+            zone=governor.zone,
+            sensor=governor.sensor_state.value,
+            duty_cycle=limits.duty_cycle,
+            reason=limits.reason,
+        ),
+        memory=_memory(snapshot),
+        offload=Offload(enabled=snapshot.offload_enabled, open=offload_open, peers=list(snapshot.peers)),
+    )
+
+
+def build_report(snapshot: Snapshot, identity: Identity, stamp: Stamp, recent: Recent) -> Report:
+    """Return the counters and percentiles since the start, and of the recent past."""
+    governor = snapshot.governor
+    return Report(
+        stamp=stamp,
+        uptime_s=(snapshot.at_ns - identity.started_ns) / NS_PER_S,
+        total=_origin(snapshot.total),
+        origins=[_origin(origin) for origin in snapshot.origins],
+        thermal=ThermalReport(
+            level=snapshot.limits.level.name.lower(),
+            temp_c=_celsius(governor.temp_mc),
+            peak_c=_celsius(governor.peak_mc),
+            seconds_by_level={level.name.lower(): round(s, 3) for level, s in governor.seconds_by_level.items()},
+            throttle_episodes=governor.throttle_episodes,
+            firmware_throttled_s=round(governor.firmware_throttled_s, 3),
+        ),
+        memory=_memory(snapshot),
+        offload=dict(snapshot.offload_counters),
+        links=[LinkReport(link.name, link.state.value, link.connects, dict(link.counters)) for link in snapshot.links],
+        balanced=all(origin.balanced for origin in (snapshot.total, *snapshot.origins)),
+        queue_length=snapshot.queue_length,
+        running=snapshot.running,
+        offloaded_share=offloaded_share(snapshot.total),
+        recent_s=round(recent.span_ns / NS_PER_S, 3),
+        recent=[_recent(origin) for origin in recent.origins],
+    )
+
+
+def offloaded_share(figures: OriginFigures) -> float | None:
+    """Return the share of answers that came from next door; None before the first answer."""
+    nearby = figures.answered_at(Placement.NEARBY)
+    answers = nearby + figures.answered_at(Placement.LOCAL)
+    return nearby / answers if answers else None
+
+
+def build_status(state: State, report: Report) -> dict[str, Any]:
+    """Return what local apps are told: the two records as plain JSON values, and whether requests are taken."""
+    return {"ready": state.phase == "running", "state": plain(state), "report": plain(report)}
+
+
+def plain(record: State | Report) -> dict[str, Any]:
+    """Return a record as JSON values, exactly as a subscriber would read it (NaN is null)."""
+    values: dict[str, Any] = msgspec.json.decode(encode(record))
+    return values
+
+
+def summarize(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a whole run, from its last report: what `build/demo/report.json` holds.
+
+    Per loop (or model) and placement: outcome counts, p50 and p99 latency; and the deadline hit rate, seconds per
+    thermal level, peak temperature, memory budget and peaks, offloaded share, and the accounting identity.
+    """
+    thermal, memory, total = report["thermal"], report["memory"], report["total"]
+    return {
+        "uptime_s": report["uptime_s"],
+        "loops": {
+            origin["origin"]: {
+                "placements": {
+                    placement: {
+                        "outcomes": outcomes,
+                        "p50_ms": origin["p50_ms"].get(placement),
+                        "p99_ms": origin["p99_ms"].get(placement),
+                    }
+                    for placement, outcomes in origin["outcomes_by_placement"].items()
+                },
+                "reasons": origin["reasons"],
+                "deadline_hit_rate": origin["deadline_hit_rate"],
+            }
+            for origin in report["origins"]
+        },
+        "thermal": {
+            "peak_c": thermal["peak_c"],
+            "seconds_by_level": thermal["seconds_by_level"],
+            "throttle_episodes": thermal["throttle_episodes"],
+            "firmware_throttled_s": thermal["firmware_throttled_s"],
+        },
+        "memory": {
+            "budget_bytes": memory["ceiling_bytes"],
+            "peak_reserved_bytes": memory["peak_reserved_bytes"],
+            "peak_pss_bytes": memory["peak_used_bytes"],
+        },
+        "offloaded_share": report["offloaded_share"] or 0.0,
+        "identity": {
+            "received": total["received"],
+            "in_flight": total["in_flight"],
+            "ended": {kind.value: total[kind.value] for kind in OutcomeKind},
+            "holds": report["balanced"],
+        },
+    }
+
+
+def describe_status(status: Mapping[str, Any]) -> str:
+    """Return the status page of `edgeinfer status` as lines for a terminal."""
+    state, report = status["state"], status["report"]
+    thermal, memory = state["thermal"], state["memory"]
+    temperature = "unknown" if thermal["temp_c"] is None else f"{thermal['temp_c']:.1f} C"
+    heat = f"{thermal['level']}, {temperature} ({thermal['zone'] or 'no zone'}, sensor {thermal['sensor']})"
+    used = "" if memory["used_bytes"] is None else f", {mib(memory['used_bytes'])} used"
+    head = [
+        ("service", f"{state['phase']} for {report['uptime_s']:.0f} s"),
+        ("edgeinfer", f"{state['version']} on {state['board']}"),
+        ("heat", f"{heat}, duty cycle {thermal['duty_cycle']:.0%}"),
+        ("memory", f"{mib(memory['reserved_bytes'])} of {mib(memory['ceiling_bytes'])} reserved{used}"),
+        ("queue", f"{report['queue_length']} waiting, {report['running']} running"),
+        ("offload", _offload_line(state["offload"], report["offloaded_share"])),
+        *((f"link {link['name']}", f"{link['state']}, {link['connects']} connects") for link in report["links"]),
+    ]
+    lines = [f"{name:<12} {text}" for name, text in head]
+    models: list[tuple[str, ...]] = [("model", "version", "variant", "state", "workers", "reserved", "")]
+    models += [
+        (
+            model["name"], model.get("version", ""), model.get("variant", ""), model.get("state", ""),
+            str(model.get("workers", 0)), mib(model.get("reserved_bytes", 0)), model.get("detail", ""),
+        )
+        for model in state["models"]
+    ]  # fmt: skip
+    origins: list[tuple[str, ...]] = [
+        ("loop", "received", "local", "nearby", "rejected", "expired", "failed", "p50 / p99 ms", "in time")
+    ]
+    origins += [_origin_line(origin) for origin in report["origins"]]
+    return "\n".join([*lines, "", *_columns(models), "", *_columns(origins)])
+
+
+def _origin_line(origin: Mapping[str, Any]) -> tuple[str, ...]:
+    p50, p99, rate = origin["p50_ms"], origin["p99_ms"], origin["deadline_hit_rate"]
+    counts = [origin["received"], *(origin["ok_by_placement"].get(place, 0) for place in ("local", "nearby"))]
+    counts += [origin[kind] for kind in ("rejected", "expired", "failed")]
+    latency = ", ".join(f"{place} {_ms(p50[place])} / {_ms(p99[place])}" for place in p50) or "-"
+    return (origin["origin"], *map(str, counts), latency, "-" if rate is None else f"{rate:.1%}")
+
+
+def _offload_line(offload: Mapping[str, Any], share: float | None) -> str:
+    if not offload["enabled"]:
+        return "off"
+    peers = ", ".join(offload["peers"]) or "no peer"
+    return f"{'open' if offload['open'] else 'closed'}, {peers}, {share or 0.0:.1%} of the answers so far"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _origin(figures: OriginFigures) -> OriginReport:
+    return OriginReport(
+        origin=figures.name,
+        received=figures.received,
+        in_flight=figures.in_flight,
+        ok=figures.ended[OutcomeKind.OK],
+        late=figures.ended[OutcomeKind.LATE],
+        rejected=figures.ended[OutcomeKind.REJECTED],
+        cancelled=figures.ended[OutcomeKind.CANCELLED],
+        expired=figures.ended[OutcomeKind.EXPIRED],
+        failed=figures.ended[OutcomeKind.FAILED],
+        reasons=_reasons(figures),
+        ok_by_placement={
+            placement.value: at.outcomes[OutcomeKind.OK]
+            for placement, at in figures.placements.items()
+            if OutcomeKind.OK in at.outcomes
+        },
+        p50_ms=_percentiles(figures, 50),
+        p99_ms=_percentiles(figures, 99),
+        deadline_hit_rate=figures.deadline_hit_rate,
+        outcomes_by_placement=_outcomes(figures),
+    )
+
+
+def _recent(figures: OriginFigures) -> RecentReport:
+    return RecentReport(
+        origin=figures.name,
+        reasons=_reasons(figures),
+        outcomes_by_placement=_outcomes(figures),
+        p50_ms=_percentiles(figures, 50),
+        p99_ms=_percentiles(figures, 99),
+        deadline_hit_rate=figures.deadline_hit_rate,
+    )
+
+
+def _reasons(figures: OriginFigures) -> dict[str, int]:
+    return {f"{kind.value}.{reason}": count for (kind, reason), count in sorted(figures.reasons.items())}
+
+
+def _outcomes(figures: OriginFigures) -> dict[str, dict[str, int]]:
+    return {
+        placement.value: {kind.value: count for kind, count in at.outcomes.items()}
+        for placement, at in figures.placements.items()
+    }
+
+
+def _percentiles(figures: OriginFigures, percent: int) -> dict[str, float | None]:
+    """Return milliseconds by placement, for placements that answered anything."""
+    found = {
+        placement.value: at.p50_ns if percent == 50 else at.p99_ns
+        for placement, at in figures.placements.items()
+        if placement is not Placement.NONE
+    }
+    return {placement: None if value is None else value / NS_PER_MS for placement, value in found.items()}
+
+
+def _memory(snapshot: Snapshot) -> Memory:
+    ledger = snapshot.ledger
+    return Memory(
+        ceiling_bytes=ledger.ceiling_bytes,
+        reserved_bytes=ledger.reserved_bytes,
+        peak_reserved_bytes=ledger.peak_reserved_bytes,
+        used_bytes=snapshot.used_bytes,
+        peak_used_bytes=snapshot.peak_used_bytes,
+    )
+
+
+def _celsius(value_mc: int | None) -> float | None:
+    return None if value_mc is None else value_mc / 1000
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,173 @@
+"""Records and summaries: the numbers are those of the accounting, and JSON holds them whatever they are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edgeinfer.clock import NS_PER_S
+from edgeinfer.metrics import OriginCounts
+from edgeinfer.mqtt.envelope import Report, State, decode, encode
+from edgeinfer.mqtt.stamp import Stamp
+from edgeinfer.request import OutcomeKind, Placement, Reason
+from edgeinfer.sensors.state import SensorState
+from edgeinfer.telemetry.report import (
+    Identity,
+    Recent,
+    build_report,
+    build_state,
+    build_status,
+    describe_status,
+    summarize,
+)
+from edgeinfer.telemetry.snapshot import OutcomeWindow, Snapshot, origin_figures
+from tests.telemetry.world import World
+
+STAMP = Stamp(at="2026-05-01T12:00:00.000Z", clock_synced=True, boot="b", mono_ns=1)
+IDENTITY = Identity(board="generic-x86", version="0.1.0", started_ns=900 * NS_PER_S)
+
+
+def report_of(snapshot: Snapshot) -> Report:
+    return build_report(snapshot, IDENTITY, STAMP, Recent(0, ()))
+
+
+def read(record: Report | State) -> dict[str, Any]:
+    """Return a record as a strict JSON reader sees it."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    values: dict[str, Any] = json.loads(encode(record), parse_constant=refuse)
+    return values
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    for milliseconds in (10, 20, 30):
+        world.answer(after_ms=milliseconds)
+    world.answer(Placement.NEARBY, after_ms=100)
+    world.refuse(Reason.QUEUE_FULL)
+    world.refuse(Reason.THERMAL)
+    world.expire(Placement.NEARBY)
+    world.answer(origin="microphone")
+    world.request()  # still in flight
+    return world
+
+
+def test_a_report_counts_per_loop_and_placement_and_adds_up(world: World) -> None:
+    report = read(report_of(world.snapshot()))
+    camera, microphone = report["origins"]
+    assert (camera["origin"], microphone["origin"]) == ("camera", "microphone")
+    assert camera["outcomes_by_placement"] == {
+        "local": {"ok": 3},
+        "nearby": {"ok": 1, "expired": 1},
+        "none": {"rejected": 2},
+    }
+    assert camera["reasons"] == {"rejected.queue_full": 1, "rejected.thermal": 1, "expired.queued": 1}
+    assert camera["p50_ms"]["local"] == pytest.approx(20, rel=0.04)
+    assert camera["p99_ms"]["local"] == pytest.approx(30, rel=0.04)
+    assert camera["p99_ms"]["nearby"] == pytest.approx(100, rel=0.04)
+    assert camera["deadline_hit_rate"] == pytest.approx(4 / 7)
+    for counts in (report["total"], camera, microphone):
+        assert counts["received"] == counts["in_flight"] + sum(counts[kind] for kind in OutcomeKind)
+    assert report["total"]["received"] == 9
+    assert report["balanced"] is True
+    assert report["offloaded_share"] == pytest.approx(1 / 5)
+    assert report["uptime_s"] == 100.0
+    assert (report["queue_length"], report["running"]) == (3, 1)
+    assert report["thermal"]["seconds_by_level"] == {"nominal": 12.0, "warm": 3.5}
+    assert report["memory"]["peak_used_bytes"] == 95 << 20
+    assert report["links"] == [{"name": "fleet", "state": "connected", "connects": 2, "counters": {"sent": 5}}]
+
+
+def test_a_broken_identity_is_told(world: World) -> None:
+    snapshot = world.snapshot()
+    broken = replace(snapshot, origins=(*snapshot.origins, origin_figures("lost", OriginCounts(received=1))))
+    assert read(report_of(broken))["balanced"] is False
+
+
+def test_percentiles_of_nothing_and_unknown_temperatures_are_null() -> None:
+    world = World(temp_mc=None, sensor=SensorState.MISSING)
+    world.expire(Placement.LOCAL)
+    report, state = (
+        read(report_of(world.snapshot())),
+        build_state(world.snapshot(), IDENTITY, STAMP, offload_open=False),
+    )
+    assert report["origins"][0]["p99_ms"] == {"local": None}
+    assert report["offloaded_share"] is None
+    assert read(state)["thermal"]["temp_c"] is None
+
+
+def test_not_even_nan_breaks_the_json(world: World) -> None:
+    snapshot = world.snapshot()
+    odd = replace(snapshot, governor=replace(snapshot.governor, firmware_throttled_s=float("nan")))
+    assert read(report_of(odd))["thermal"]["firmware_throttled_s"] is None
+
+
+def test_a_report_without_any_request_can_be_read(world: World) -> None:
+    report = report_of(World().snapshot())
+    assert decode(encode(report), Report).origins == []
+    assert summarize(read(report))["identity"] == {
+        "received": 0, "in_flight": 0, "ended": dict.fromkeys(OutcomeKind, 0), "holds": True,
+    }  # fmt: skip
+
+
+def test_the_state_tells_models_loops_and_offload(world: World) -> None:
+    state = read(build_state(world.snapshot(), IDENTITY, STAMP, offload_open=True))
+    assert state["models"][0]["state"] == "loaded"
+    assert state["loops"] == [
+        {"name": "camera", "model": "det", "enabled": True, "period_ms": 40.0, "deadline_ms": 33.5}
+    ]
+    assert state["offload"] == {"enabled": True, "open": True, "peers": ["box"]}
+    assert state["thermal"]["level"] == "nominal"
+
+
+def test_the_summary_has_what_the_demo_writes_down(world: World) -> None:
+    summary = summarize(read(report_of(world.snapshot())))
+    assert summary["loops"]["camera"]["placements"]["nearby"]["outcomes"] == {"ok": 1, "expired": 1}
+    assert summary["loops"]["camera"]["placements"]["local"]["p50_ms"] == pytest.approx(20, rel=0.04)
+    assert summary["loops"]["camera"]["placements"]["none"]["p99_ms"] is None
+    assert summary["thermal"]["peak_c"] == 81.25
+    assert summary["memory"] == {
+        "budget_bytes": 256 << 20, "peak_reserved_bytes": 90 << 20, "peak_pss_bytes": 95 << 20,
+    }  # fmt: skip
+    assert summary["offloaded_share"] == pytest.approx(1 / 5)
+    assert summary["identity"]["received"] == 9
+    assert summary["identity"]["in_flight"] + sum(summary["identity"]["ended"].values()) == 9
+    assert summary["identity"]["holds"] is True
+
+
+def test_the_status_page_shows_every_model_loop_and_link(world: World) -> None:
+    snapshot = world.snapshot()
+    status = build_status(build_state(snapshot, IDENTITY, STAMP, offload_open=False), report_of(snapshot))
+    assert status["ready"] is True
+    assert json.loads(json.dumps(status, allow_nan=False)) == status
+    page = describe_status(status)
+    for words in ("running for 100 s", "nominal, 55.0 C", "50 MiB of 256 MiB", "det", "camera", "microphone",
+                  "link fleet", "closed, box, 20.0%"):  # fmt: skip
+        assert words in page
+
+
+def test_the_status_page_of_a_device_that_knows_nothing_yet() -> None:
+    world = World(temp_mc=None, models=(), link_states={}, peers=(), phase="starting")
+    snapshot = world.snapshot()
+    snapshot = replace(snapshot, used_bytes=None, peak_used_bytes=None, loops=())
+    status = build_status(build_state(snapshot, IDENTITY, STAMP, offload_open=False), report_of(snapshot))
+    assert status["ready"] is False
+    assert "unknown" in describe_status(status)
+
+
+def test_the_window_holds_what_ended_since_it_was_restarted(world: World) -> None:
+    window = OutcomeWindow(now_ns=0)
+    window.add(world.answer(after_ms=5))
+    window.add(world.refuse())
+    span_ns, [camera] = window.figures(now_ns=7)
+    assert (span_ns, camera.ended[OutcomeKind.OK], camera.ended[OutcomeKind.REJECTED]) == (7, 1, 1)
+    assert camera.balanced
+    assert camera.deadline_hit_rate == 0.5
+    window.restart(now_ns=10)
+    assert window.figures(now_ns=12) == (2, ())
