@@ -114,7 +114,8 @@ class Publisher:
                 self._tell_state(snapshot)
                 if (now_ns := self._clock.now_ns()) >= report_ns:
                     self._tell_report(snapshot)
-                    report_ns = max(report_ns + self._period_ns, now_ns + self._period_ns // 2)
+                    on_time_ns = report_ns + self._period_ns
+                    report_ns = on_time_ns if on_time_ns > now_ns else now_ns + self._period_ns
             await self._pause(tick_ns)
 
     def status(self) -> dict[str, Any]:
