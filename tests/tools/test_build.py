@@ -34,7 +34,7 @@ def test_a_quantized_bundle_holds_both_variants_best_first(
     result = make(conv_recipe(), board, tmp_path / "bundle")
     manifest, digest = verify_bundle(result.bundle)
     assert digest == result.digest
-    assert [(variant.name, variant.quality) for variant in manifest.variants][0] == ("fp32", 1.0)
+    assert (manifest.variants[0].name, manifest.variants[0].quality) == ("fp32", 1.0)
     int8 = manifest.variant("int8")
     assert 0.8 <= int8.quality < 1.0
     assert int8.tolerance > manifest.variant("fp32").tolerance

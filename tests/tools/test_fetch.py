@@ -73,7 +73,7 @@ def test_a_cached_file_that_rotted_is_fetched_again(tmp_path: Path, empty_cache:
 def test_a_broken_wheel_says_what_to_do(tmp_path: Path, empty_cache: Path) -> None:
     (empty_cache / "wheels").mkdir(parents=True)
     (empty_cache / "wheels" / "some_model-1.0-py3-none-any.whl").write_bytes(b"<html>404</html>")
-    with pytest.raises(FetchError, match="is not a wheel .* delete it"):
+    with pytest.raises(FetchError, match=r"is not a wheel .* delete it"):
         fetch(item(), folder=tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_a_path_is_taken_relative_to_the_recipe_and_checked_when_it_has_a_digest
     assert fetch(PackageFile(file="model.onnx"), folder=tmp_path) == tmp_path / "model.onnx"
     with pytest.raises(DigestMismatch):
         fetch(PackageFile(file="model.onnx", sha256="1" * 64), folder=tmp_path)
-    with pytest.raises(FetchError, match="absent.onnx: no such file"):
+    with pytest.raises(FetchError, match=r"absent\.onnx: no such file"):
         fetch(PackageFile(file="absent.onnx"), folder=tmp_path)
 
 

@@ -19,7 +19,7 @@ from tests.tools.conftest import RecipeMaker, conv_net, matmul_net
 def test_two_nodes_of_one_name_are_both_named() -> None:
     model = conv_net()
     model.graph.node[2].name = "first"
-    with pytest.raises(ModelRefused, match="2 nodes named 'first' .*Conv -> a; Conv -> y"):
+    with pytest.raises(ModelRefused, match=r"2 nodes named 'first' .*Conv -> a; Conv -> y"):
         graph.check_source(model, "m.onnx")
 
 
@@ -65,7 +65,7 @@ def test_only_standard_operators_are_left() -> None:
 def test_a_graph_that_the_runtime_rejects_is_refused() -> None:
     model = matmul_net()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 63
-    with pytest.raises(ModelRefused, match="rejects the prepared graph|cannot be brought"):
+    with pytest.raises(ModelRefused, match=r"rejects the prepared graph|cannot be brought"):
         graph.normalise(model, opset=18)
 
 

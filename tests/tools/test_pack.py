@@ -20,16 +20,20 @@ def test_a_staged_folder_becomes_the_target(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt])
 def test_a_fault_leaves_nothing(tmp_path: Path, fault: type[BaseException]) -> None:
-    with pytest.raises(fault), staging(tmp_path / "bundle", replace=False) as folder:
-        (folder / "file").write_bytes(b"x")
-        raise fault
+    def spoil() -> None:
+        with staging(tmp_path / "bundle", replace=False) as folder:
+            (folder / "file").write_bytes(b"x")
+            raise fault
+
+    with pytest.raises(fault):
+        spoil()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_exists_is_refused_and_untouched(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "mine").write_bytes(b"precious")
-    with pytest.raises(OutputExists, match="bundle exists; .*--replace"), staging(tmp_path / "bundle", replace=False):
+    with pytest.raises(OutputExists, match=r"bundle exists; .*--replace"), staging(tmp_path / "bundle", replace=False):
         pytest.fail("the block must not run")
     assert (tmp_path / "bundle" / "mine").read_bytes() == b"precious"
 

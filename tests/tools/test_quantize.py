@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -79,10 +81,47 @@ def test_convolutions_are_quantized_per_channel(board: Board, tmp_path: Path) ->
 def test_half_precision_is_refused(board: Board, tmp_path: Path) -> None:
     model = matmul_net()
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float16), "half"))
-    with pytest.raises(ModelRefused, match="variant 'int8': .*float16.*float32"):
+    with pytest.raises(ModelRefused, match=r"variant 'int8': .*float16.*float32"):
         build(board, tmp_path, "dynamic", model, 1, 64)
 
 
 def test_a_graph_with_nothing_to_quantize_is_refused(board: Board, tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="none of MatMul, Gemm"):
         build(board, tmp_path, "dynamic", conv_net(), 1, 3, 16, 16)
+
+
+_CALIBRATE = """
+import resource, sys
+from pathlib import Path
+import numpy as np, onnx
+from edgeinfer.artifact.manifest import TensorSpec
+from edgeinfer_tools.calibration import CheckedSamples
+from edgeinfer_tools.quantize import WeightRange, quantize
+from edgeinfer_tools.recipe import VariantRecipe
+from edgeinfer_tools.samples import Stream
+from tests.tools.conftest import conv_net
+
+folder, count = Path(sys.argv[1]), int(sys.argv[2])
+model = conv_net()
+for item in (*model.graph.input, *model.graph.output):
+    for axis in (2, 3):
+        item.type.tensor_type.shape.dim[axis].dim_value = 256
+onnx.save(model, folder / "float.onnx")
+rng = np.random.default_rng(0)
+streams = (Stream(str(i), [{"x": rng.normal(size=(1, 3, 256, 256)).astype(np.float32)}]) for i in range(count))
+samples = CheckedSamples(streams, [TensorSpec(name="x", datatype="FP32", shape=[1, 3, 256, 256])], state=[],
+                         float_model=lambda: None)
+assert quantize(folder / "float.onnx", folder / "int8.onnx", VariantRecipe("int8", "static"),
+                weights=WeightRange(True, (), ""), samples=lambda: samples) == count
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_calibration_memory_does_not_grow_with_the_number_of_samples(tmp_path: Path) -> None:
+    def peak_kib(count: int) -> int:
+        command = [sys.executable, "-c", _CALIBRATE, str(tmp_path), str(count)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path), "ORT_DISABLE_TELEMETRY": "1"}
+    assert peak_kib(128) < 1.3 * peak_kib(8)

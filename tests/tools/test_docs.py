@@ -1,0 +1,47 @@
+"""The documentation names every command, option, exit code, metric and recipe key."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from edgeinfer.errors import ArtifactError, ConfigError, SessionError
+from edgeinfer_tools.cli import _parser
+from edgeinfer_tools.faults import DataRefused, FetchError, GateFailed, ModelRefused, OutputExists
+from edgeinfer_tools.recipe import METHODS, METRICS, Gate, PackageFile, RecipeFile, VariantRecipe
+from tests.tools.conftest import MODELS, REPOSITORY
+
+TEXT = (REPOSITORY / "docs" / "toolchain.md").read_text(encoding="utf-8")
+
+
+def options() -> list[str]:
+    commands = next(a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    found = [f"edgeinfer-tools {name}" for name in commands.choices]
+    for command in commands.choices.values():
+        found += [f"`{flag}`" for action in command._actions for flag in action.option_strings if action.dest != "help"]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("word", options())
+def test_every_command_and_option_is_documented(word: str) -> None:
+    assert word in TEXT
+
+
+@pytest.mark.parametrize(
+    "fault", [ArtifactError, ConfigError, SessionError, DataRefused, FetchError, GateFailed, ModelRefused, OutputExists]
+)
+def test_every_exit_code_is_documented(fault: type[ArtifactError]) -> None:
+    assert f"| {fault.exit_code} |" in TEXT
+
+
+@pytest.mark.parametrize("word", [*METRICS, *METHODS, *sorted(path.name for path in MODELS.iterdir() if path.is_dir())])
+def test_every_metric_method_and_recipe_is_documented(word: str) -> None:
+    assert f"`{word}`" in TEXT
+
+
+@pytest.mark.parametrize("table", [RecipeFile, PackageFile, VariantRecipe, Gate])
+def test_every_recipe_key_is_documented(table: type) -> None:
+    missing = [field.name for field in dataclasses.fields(table) if field.name not in TEXT]
+    assert not missing
