@@ -28,8 +28,8 @@ from edgeinfer.execution.peer import Peer, PeerSnapshot
 from edgeinfer.execution.peers import PeerBook
 from edgeinfer.mqtt.backoff import LinkState
 from edgeinfer.mqtt.envelope import AdvertModel
-from edgeinfer.mqtt.exchange import Answer, Ask, encode_ask
-from edgeinfer.mqtt.message import Message, unsendable
+from edgeinfer.mqtt.exchange import Answer, Ask, encode_ask, encode_cancel
+from edgeinfer.mqtt.message import Keep, Message, unsendable
 from edgeinfer.mqtt.topics import Topics
 from edgeinfer.request import (
     DataScope,
@@ -71,6 +71,10 @@ class RequestLink(Protocol):
 
     def on_state(self, callback: Callable[[LinkState], None]) -> None:
         """Have `callback` called with each new state."""
+        ...
+
+    def send(self, message: Message, keep: Keep) -> None:
+        """Publish, or do as `keep` says."""
         ...
 
     async def publish(self, message: Message, *, timeout_s: float) -> int:
@@ -219,6 +223,8 @@ class OffloadExecutor:
             peer.outcomes[word] += 1
             if word == "cancelled":
                 peer.breaker.abandoned()
+                take_back = encode_cancel(under_way.correlation, topic=self._topics.infer(peer.name))
+                self._link.send(take_back, Keep.NEVER)
 
     async def _converse(self, request: InferRequest, under_way: UnderWay, budget_ns: int) -> Ending | None:
         peer = under_way.peer

@@ -25,7 +25,8 @@ BUDGET_MS = "budget-ms"
 TRIP_MS = "trip-ms"
 PRIORITY = "priority"
 ACCEPT_LATE = "accept-late"
-ASK_PROPERTIES = (MODEL, DIGEST, SCOPE, BUDGET_MS, TRIP_MS, PRIORITY, ACCEPT_LATE, HEADER_LENGTH)
+CANCEL = "cancel"
+ASK_PROPERTIES = (MODEL, DIGEST, SCOPE, BUDGET_MS, TRIP_MS, PRIORITY, ACCEPT_LATE, HEADER_LENGTH, CANCEL)
 
 OUTCOME = "outcome"
 REASON = "reason"
@@ -110,6 +111,16 @@ def encode_ask(ask: Ask, payload: Payload, *, topic: str, response_topic: str) -
         expiry_s=max(1, math.ceil(ask.budget_ns / NS_PER_S)),
         user=tuple(user),
     )
+
+
+def encode_cancel(correlation: bytes, *, topic: str) -> Message:
+    """Return the message that takes back the ask of that correlation: nobody waits for its answer any more."""
+    return Message(topic=topic, payload=b"", qos=1, correlation=correlation, expiry_s=1, user=((CANCEL, "1"),))
+
+
+def cancelled(message: Message) -> bytes | None:
+    """Return the correlation of the ask that `message` takes back, None when it is no such message."""
+    return message.correlation if message.user_value(CANCEL) == "1" else None
 
 
 def decode_ask(message: Message) -> Ask:

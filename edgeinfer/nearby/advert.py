@@ -15,7 +15,7 @@ from edgeinfer.mqtt.message import Message
 from edgeinfer.mqtt.stamp import Stamp
 from edgeinfer.mqtt.topics import Topics
 from edgeinfer.nearby.judge import ServedModel
-from edgeinfer.scheduling.scheduler import SchedulerSnapshot
+from edgeinfer.scheduling.snapshot import SchedulerSnapshot
 
 _HEADER_ROOM_BYTES = 64 << 10
 """For the JSON header in front of the tensors."""

@@ -16,7 +16,7 @@ from edgeinfer.errors import ProtocolError
 from edgeinfer.mqtt.exchange import Ask
 from edgeinfer.request import DataScope, Deadlines, InferRequest, Reason, Refusal, Timeline
 
-_UNKNOWN_TRIP_NS = 2 * NS_PER_MS
+_UNKNOWN_TRIP_NS = NS_PER_MS
 """Both ways on a quiet LAN, for devices that haven't measured it yet."""
 _MAX_PRIORITY = 100
 

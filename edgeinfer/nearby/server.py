@@ -19,7 +19,7 @@ from typing import Protocol
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.errors import LinkError, ProtocolError
 from edgeinfer.execution.window import LatencyWindow
-from edgeinfer.mqtt.exchange import Answer, Ask, decode_ask, encode_answer
+from edgeinfer.mqtt.exchange import Answer, Ask, cancelled, decode_ask, encode_answer
 from edgeinfer.mqtt.message import Keep, Message, unsendable
 from edgeinfer.mqtt.stamp import Stamper
 from edgeinfer.mqtt.topics import Topics
@@ -71,7 +71,7 @@ class NearbySnapshot:
     """Requests under way, of devices that have any."""
     counters: Mapping[str, int]
     """`asked`; `answered.OUTCOME`; asks that could not be answered: `malformed`, `bad_reply_topic`, `retained`,
-    `repeated`, `overflow`; answers that did not get through: `answers_lost`."""
+    `repeated`, `overflow`; `taken_back` by the device; answers that did not get through: `answers_lost`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,7 @@ class NearbyServer:
         self._queue: asyncio.Queue[_Work] = asyncio.Queue(_MAX_UNANSWERED)
         self._unanswered = 0
         self._by_device: Counter[str] = Counter()
+        self._tickets: dict[tuple[str, bytes], Ticket] = {}
         self._seen: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._run_times: dict[str, LatencyWindow] = {}
         self._counters: Counter[str] = Counter()
@@ -161,6 +162,11 @@ class NearbyServer:
         received_ns = self._clock.now_ns()
         self._counters["asked"] += 1
         device = self._topics.parse_infer(message.topic)
+        if device is not None and (taken_back := cancelled(message)) is not None:
+            self._counters["taken_back"] += 1
+            if (ticket := self._tickets.get((device, taken_back))) is not None:
+                ticket.cancel()
+            return
         if device is None or message.response_topic != self._topics.reply_of(device):
             self._counters["bad_reply_topic"] += 1  # answering elsewhere would make us write where we are told to
             return
@@ -192,7 +198,8 @@ class NearbyServer:
         if isinstance(judged, Refusal):
             return _Work(device, ask, received_ns, refusal=judged)
         request, served = judged
-        return _Work(device, ask, received_ns, served=served, ticket=self._submit(request))
+        ticket = self._tickets[device, ask.correlation] = self._submit(request)
+        return _Work(device, ask, received_ns, served=served, ticket=ticket)
 
     def _is_repetition(self, device: str, correlation: bytes) -> bool:
         key = device, correlation
@@ -220,11 +227,13 @@ class NearbyServer:
                 work.ticket.cancel()
                 raise
             try:
-                await self._tell(work, outcome)
+                if outcome.kind is not OutcomeKind.CANCELLED:
+                    await self._tell(work, outcome)
             finally:
                 if outcome.result is not None:
                     outcome.result.release()
         finally:
+            self._tickets.pop((work.device, work.ask.correlation), None)
             self._unanswered -= 1
             self._by_device[work.device] -= 1
             if not self._by_device[work.device]:
