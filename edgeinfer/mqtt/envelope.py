@@ -134,7 +134,7 @@ class OriginReport(msgspec.Struct, frozen=True):
     p99_ms: dict[str, float | None]
     deadline_hit_rate: float | None
     """None before the first request ended."""
-    outcomes_by_placement: dict[str, dict[str, int]] = {}
+    by_placement: dict[str, dict[str, int]] = {}
     """How often each outcome happened at each placement: `local`, `nearby`, `none` (it never ran)."""
 
 
@@ -143,7 +143,7 @@ class RecentReport(msgspec.Struct, frozen=True):
 
     origin: str
     reasons: dict[str, int]
-    outcomes_by_placement: dict[str, dict[str, int]]
+    by_placement: dict[str, dict[str, int]]
     p50_ms: dict[str, float | None]
     p99_ms: dict[str, float | None]
     deadline_hit_rate: float | None

@@ -93,6 +93,8 @@ class Publisher:
         self._told: tuple[State, int] | None = None
         """The last state that went out, without what moves all the time, and when."""
         self._asked = asyncio.Event()
+        self._offline_reason = ""
+        """Why we have said goodbye; empty before that."""
         if link is not None:
             link.on_connected(self._birth)
 
@@ -124,13 +126,16 @@ class Publisher:
         return build_status(self._state(snapshot), build_report(snapshot, self._identity, self._now(), self._recent()))
 
     def farewell(self, reason: str = "stopping") -> None:
-        """Hand the link the last words, retained: call before the link is cancelled, which sends them."""
+        """Hand the link the last words: call before the link is cancelled, which sends them.
+
+        A connection that is made after this is told that we are leaving, not that we are there.
+        """
         snapshot = self._look()
+        self._offline_reason = reason
         if self._link is not None:
             self._tell_report(snapshot, qos=1)
             self._send(self._topics.state, self._state(snapshot), Keep.LATEST, retain=True)
-            status = Status(online=False, stamp=self._now(), reason=reason, version=self._identity.version)
-            self._send(self._topics.status, status, Keep.LATEST, retain=True)
+            self._tell_status()
 
     async def _pause(self, tick_ns: int) -> None:
         """Wait for a tick or, when `wake` was called, for the shortest pause."""
@@ -152,10 +157,14 @@ class Publisher:
 
     def _birth(self) -> None:
         """Say that we are there; the link calls it at each connection, when the will stands."""
-        status = Status(online=True, stamp=self._now(), version=self._identity.version)
-        self._send(self._topics.status, status, Keep.LATEST, retain=True)
+        self._tell_status()
         self._told = None
         self._tell_state(self._snapshot())
+
+    def _tell_status(self) -> None:
+        reason, version = self._offline_reason, self._identity.version
+        status = Status(online=not reason, stamp=self._now(), reason=reason, version=version)
+        self._send(self._topics.status, status, Keep.LATEST, retain=True)
 
     def _tell_state(self, snapshot: Snapshot) -> None:
         state, now_ns = self._state(snapshot), self._clock.now_ns()

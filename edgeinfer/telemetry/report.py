@@ -1,4 +1,4 @@
-"""Turn a snapshot into the records that are published, and into text and figures for people.
+"""Turn a snapshot into the records that are published, and into text for people.
 
 Pure: stamps and identities are handed in, nothing is sent. When records go out is `publisher`; what they look like on
 the wire is `edgeinfer.mqtt.envelope`.
@@ -144,51 +144,6 @@ def plain(record: State | Report) -> dict[str, Any]:
     return values
 
 
-def summarize(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a whole run, from its last report: what `build/demo/report.json` holds.
-
-    Per loop (or model) and placement: outcome counts, p50 and p99 latency; and the deadline hit rate, seconds per
-    thermal level, peak temperature, memory budget and peaks, offloaded share, and the accounting identity.
-    """
-    thermal, memory, total = report["thermal"], report["memory"], report["total"]
-    return {
-        "uptime_s": report["uptime_s"],
-        "loops": {
-            origin["origin"]: {
-                "placements": {
-                    placement: {
-                        "outcomes": outcomes,
-                        "p50_ms": origin["p50_ms"].get(placement),
-                        "p99_ms": origin["p99_ms"].get(placement),
-                    }
-                    for placement, outcomes in origin["outcomes_by_placement"].items()
-                },
-                "reasons": origin["reasons"],
-                "deadline_hit_rate": origin["deadline_hit_rate"],
-            }
-            for origin in report["origins"]
-        },
-        "thermal": {
-            "peak_c": thermal["peak_c"],
-            "seconds_by_level": thermal["seconds_by_level"],
-            "throttle_episodes": thermal["throttle_episodes"],
-            "firmware_throttled_s": thermal["firmware_throttled_s"],
-        },
-        "memory": {
-            "budget_bytes": memory["ceiling_bytes"],
-            "peak_reserved_bytes": memory["peak_reserved_bytes"],
-            "peak_pss_bytes": memory["peak_used_bytes"],
-        },
-        "offloaded_share": report["offloaded_share"] or 0.0,
-        "identity": {
-            "received": total["received"],
-            "in_flight": total["in_flight"],
-            "ended": {kind.value: total[kind.value] for kind in OutcomeKind},
-            "holds": report["balanced"],
-        },
-    }
-
-
 def describe_status(status: Mapping[str, Any]) -> str:
     """Return the status page of `edgeinfer status` as lines for a terminal."""
     state, report = status["state"], status["report"]
@@ -261,7 +216,7 @@ def _origin(figures: OriginFigures) -> OriginReport:
         p50_ms=_percentiles(figures, 50),
         p99_ms=_percentiles(figures, 99),
         deadline_hit_rate=figures.deadline_hit_rate,
-        outcomes_by_placement=_outcomes(figures),
+        by_placement=_outcomes(figures),
     )
 
 
@@ -269,7 +224,7 @@ def _recent(figures: OriginFigures) -> RecentReport:
     return RecentReport(
         origin=figures.name,
         reasons=_reasons(figures),
-        outcomes_by_placement=_outcomes(figures),
+        by_placement=_outcomes(figures),
         p50_ms=_percentiles(figures, 50),
         p99_ms=_percentiles(figures, 99),
         deadline_hit_rate=figures.deadline_hit_rate,
