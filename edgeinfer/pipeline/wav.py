@@ -1,0 +1,173 @@
+"""Give recordings as if a microphone delivered them: one chunk of samples per chunk's time, the newest wins.
+
+A chunk is a raw tensor, FP32 [1, N], mono, -1..1. It comes into being when its last sample would have been heard, so
+its age is counted from there. A loop that is too slow misses chunks like it would with a microphone; the next one
+then says that its predecessor is missing. Files are PCM WAV of 8, 16, 24 or 32 bits; nothing is resampled.
+"""
+
+from __future__ import annotations
+
+import array
+import sys
+import wave
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.clock import NS_PER_S, Clock, sleep_until
+from edgeinfer.config import WavSource
+from edgeinfer.pipeline.frame import Frame, SourceError, SourceSnapshot
+from edgeinfer.pipeline.off_thread import off_thread
+
+_AHEAD_CHUNKS = 32
+"""Chunks read at once: a second of speech, 64 KB."""
+_REBASE_NS = NS_PER_S
+"""A loop that was away for longer starts a new sequence here instead of reading on through what it missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    samples: bytes
+    name: str
+    starts_file: bool
+
+
+class WavFrames:
+    """A `Source` over WAV files, one after the other, for ever."""
+
+    def __init__(self, section: WavSource, *, clock: Clock, storage: Executor) -> None:
+        self._section = section
+        self._clock = clock
+        self._storage = storage
+        self._chunk_ns = section.chunk_samples * NS_PER_S // section.sample_rate_hz
+        self._chunks = _chunks(section)
+        self._ahead: deque[_Chunk] = deque()
+        self._next_ns: int | None = None
+        """When the next chunk's last sample is heard; None before the first."""
+        self._gap = True
+        self._taken = 0
+        self._skipped = 0
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Nothing goes on beside `next_frame`."""
+
+    async def next_frame(self) -> Frame | None:
+        """Return the newest whole chunk, waiting for it.
+
+        Raises:
+            SourceError: no recording, or one that cannot be played as declared.
+        """
+        try:
+            chunk, captured_ns = await self._next()
+        except SourceError as error:
+            self._problem = str(error)
+            self._chunks = _chunks(self._section)
+            self._next_ns, self._gap = None, True
+            raise
+        self._problem = ""
+        self._taken += 1
+        start, self._gap = self._gap or chunk.starts_file, False
+        shape = (1, self._section.chunk_samples)
+        return Frame(chunk.samples, "", captured_ns, chunk.name, start, "FP32", shape)
+
+    def snapshot(self) -> SourceSnapshot:
+        """Return how it stands."""
+        return SourceSnapshot(self._taken, self._skipped, problem=self._problem)
+
+    async def _next(self) -> tuple[_Chunk, int]:
+        now_ns = self._clock.now_ns()
+        if self._next_ns is None:
+            self._next_ns = now_ns + self._chunk_ns
+        behind = (now_ns - self._next_ns) // self._chunk_ns
+        if behind > 0:
+            self._skipped += behind
+            self._gap = True
+            if behind * self._chunk_ns <= _REBASE_NS:
+                for _ in range(behind):
+                    await self._pop()
+            self._next_ns += behind * self._chunk_ns
+        chunk = await self._pop()
+        captured_ns = self._next_ns
+        await sleep_until(captured_ns, self._clock)
+        self._next_ns = captured_ns + self._chunk_ns
+        return chunk, captured_ns
+
+    async def _pop(self) -> _Chunk:
+        if not self._ahead:
+            self._ahead.extend(await off_thread(self._storage, self._read_ahead))
+        return self._ahead.popleft()
+
+    def _read_ahead(self) -> list[_Chunk]:
+        """Return the next chunks. Storage thread, one call at a time."""
+        return [next(self._chunks) for _ in range(_AHEAD_CHUNKS)]
+
+
+def _chunks(section: WavSource) -> Iterator[_Chunk]:
+    """Yield the chunks of all files for ever; the last of a file is filled up with silence."""
+    size = section.chunk_samples
+    while True:
+        for path in _files(section.path):
+            with _open(path, section.sample_rate_hz) as file:
+                position = 0
+                while raw := file.readframes(size):
+                    samples = _mono(raw, file.getsampwidth(), file.getnchannels())
+                    samples.extend(0.0 for _ in range(size - len(samples)))
+                    if sys.byteorder == "big":
+                        samples.byteswap()
+                    yield _Chunk(samples.tobytes(), f"{path.name}@{position}", starts_file=position == 0)
+                    position += size
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        files = sorted(path.glob("*.wav")) if path.is_dir() else [path]
+    except OSError as error:
+        raise SourceError(f"{path} cannot be listed: {error.strerror}") from error
+    if not files:
+        raise SourceError(f"{path} has no .wav file")
+    return files
+
+
+def _open(path: Path, sample_rate_hz: int) -> wave.Wave_read:
+    try:
+        file = wave.open(str(path), "rb")  # noqa: SIM115 - the caller closes it
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    except (wave.Error, EOFError) as error:
+        raise SourceError(f"{path} is not a PCM WAV file: {error}") from error
+    problem = ""
+    if file.getframerate() != sample_rate_hz:
+        problem = f"has {file.getframerate()} Hz, the loop's source says {sample_rate_hz} Hz: resample the file"
+    elif file.getsampwidth() not in {1, 2, 3, 4}:
+        problem = f"has {8 * file.getsampwidth()} bits a sample; 8, 16, 24 and 32 are read"
+    elif file.getnframes() == 0:
+        problem = "has no samples"
+    if problem:
+        file.close()
+        raise SourceError(f"{path} {problem}")
+    return file
+
+
+def _mono(raw: bytes, width: int, channels: int) -> array.array[float]:
+    """Return interleaved PCM as mono floats in -1..1, the same as the worker's decoder makes them."""
+    raw = raw[: len(raw) - len(raw) % (width * channels)]
+    if width == 1:
+        values = array.array("f", ((value - 128) / 128 for value in raw))
+    elif width == 3:
+        wide = bytearray(len(raw) // 3 * 4)
+        wide[1::4], wide[2::4], wide[3::4] = raw[0::3], raw[1::3], raw[2::3]
+        values = _scaled(array.array("i", bytes(wide)), 1 << 31)
+    else:
+        values = _scaled(array.array("h" if width == 2 else "i", raw), 1 << (8 * width - 1))
+    if channels == 1:
+        return values
+    return array.array("f", (sum(values[at : at + channels]) / channels for at in range(0, len(values), channels)))
+
+
+def _scaled(values: array.array[int], full: int) -> array.array[float]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return array.array("f", (value / full for value in values))
