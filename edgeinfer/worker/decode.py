@@ -11,6 +11,7 @@ import io
 import re
 import struct
 import wave
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,6 +28,10 @@ _AUDIO_TYPES: Final = {"audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave
 _TEXT_TYPES: Final = {"text/plain"}
 _IMAGE_MODES: Final = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 """8 bits a channel; deeper ones would be clipped in silence."""
+_PILLOW_ERRORS: Final = (
+    OSError, ValueError, SyntaxError, LookupError, TypeError, ArithmeticError, EOFError, struct.error, zlib.error
+)  # fmt: skip
+"""Pillow's readers let the errors of their parsing through as they come."""
 
 
 def decode(spec: TensorSpec, content_type: str, data: memoryview) -> NDArray[Any]:
@@ -52,6 +57,7 @@ def decode(spec: TensorSpec, content_type: str, data: memoryview) -> NDArray[Any
 def _image(spec: TensorSpec, rule: Decode, form: str, data: memoryview) -> NDArray[Any]:
     from PIL import Image  # noqa: PLC0415 - 10 MB that only image models pay
 
+    Image.MAX_IMAGE_PIXELS = None  # the manifest's bound holds, and is checked before anything is decoded
     try:
         with Image.open(io.BytesIO(data), formats=[form]) as image:  # reads the header only
             width, height = image.size
@@ -66,8 +72,7 @@ def _image(spec: TensorSpec, rule: Decode, form: str, data: memoryview) -> NDArr
                     INPUT_INVALID, f"input {spec.name!r}: a {form} of mode {image.mode} has not 8 bits a channel"
                 )
             return np.asarray(image.convert("RGB"), dtype=np.uint8)[np.newaxis]
-    except (OSError, ValueError, SyntaxError, struct.error, LookupError, TypeError, ArithmeticError) as error:
-        # Pillow's readers let their parsing errors through as they come
+    except _PILLOW_ERRORS as error:
         raise Fault(INPUT_INVALID, f"input {spec.name!r} is not a readable {form}: {_first_line(error)}") from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -52,6 +53,7 @@ _ZYGOTE_FD: Final = 3
 _STEADY_NS: Final = 10 * NS_PER_S
 """A zygote that lived this long was healthy: the next restart is immediate again."""
 _CLOSE_GRACE_S: Final = 1.0
+_SWEEPS_S: Final = (0.1, 1.0, 5.0)
 _MAX_EARLY_DEATHS: Final = 3
 """So many zygotes killed during the import, and the import itself is to blame."""
 
@@ -135,6 +137,7 @@ class Nursery:
         self._early_deaths = 0
         self._settled = asyncio.Event()
         """Set unless a zygote is about to be restarted."""
+        self._known: set[int] = set()
         self._timers: set[asyncio.TimerHandle] = set()
 
     def snapshot(self) -> NurserySnapshot:
@@ -276,7 +279,7 @@ class Nursery:
             case ZygoteFailed(detail):
                 zygote.complaint = detail
             case Forked(token, pid):
-                child = Child(pid, self._loop)
+                child = self._know(Child(pid, self._loop))
                 waiter = zygote.forks.pop(token, None)
                 if waiter is None or waiter.done():  # nobody wants it any more
                     child.kill()
@@ -317,6 +320,8 @@ class Nursery:
         if self._state is NurseryState.CLOSED:
             return
         self._zygote = None
+        for delay_s in _SWEEPS_S:
+            self._later(delay_s, functools.partial(self._sweep, zygote.child.pid))
         if was_ready or self._may_be_chance(zygote, status):
             self._restart(zygote, status)
         else:
@@ -325,6 +330,22 @@ class Nursery:
             self._retry_at_ns = self._clock.now_ns() + self._cool_down_ns
             _log.error("runtime unusable reason=%r", self._reason)
         self._fail_waiters(zygote, f"zygote {status}")
+
+    def _know(self, child: Child) -> Child:
+        """Remember whose exit status is somebody's to read."""
+        self._known.add(child.pid)
+        child.ended.add_done_callback(lambda _: self._known.discard(child.pid))
+        return child
+
+    def _sweep(self, zygote_pid: int) -> None:
+        """Reap what a dead zygote had half born: orphans of its process group that nobody knows of.
+
+        They end by themselves, because the daemon's end of their channel is closed.
+        """
+        peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):
+            while (info := os.waitid(os.P_PGID, zygote_pid, peek)) is not None and info.si_pid not in self._known:
+                os.waitid(os.P_PID, info.si_pid, os.WEXITED | os.WNOHANG)
 
     def _may_be_chance(self, zygote: _Zygote, status: ExitStatus) -> bool:
         """Whether somebody killed it (the out-of-memory killer, say) and not the import."""

@@ -45,7 +45,14 @@ async def test_answers_with_the_models_numbers_and_each_phase_in_order(start_wor
     result = await worker.run(request_of(x=x), deadline_ns=in_ms(1000))
     assert isinstance(result, RunResult)
     marks = result.marks
-    phases = [before_ns, marks.received_ns, marks.decoded_ns, marks.started_ns, marks.finished_ns, marks.postprocessed_ns]
+    phases = [
+        before_ns,
+        marks.received_ns,
+        marks.decoded_ns,
+        marks.started_ns,
+        marks.finished_ns,
+        marks.postprocessed_ns,
+    ]
     assert phases == sorted(phases)
     assert marks.postprocessed_ns < time.monotonic_ns()
     weights = np.frombuffer(graphs.linear(size=8, seed=3).graph.initializer[0].raw_data, np.float32).reshape(8, 8)
@@ -286,9 +293,7 @@ async def test_state_is_kept_per_stream_and_its_loss_is_reported(start_worker: S
     )
 
     async def add(stream: str | None, x: float, *, start: bool = False) -> tuple[float, bool]:
-        result = await worker.run(
-            request_of(x=floats(x)), deadline_ns=in_ms(1000), stream=stream, sequence_start=start
-        )
+        result = await worker.run(request_of(x=floats(x)), deadline_ns=in_ms(1000), stream=stream, sequence_start=start)
         assert isinstance(result, RunResult), result
         reset = result.state_reset
         assert [tensor.name for tensor in oip.response_header(result.payload).outputs] == ["y"]
@@ -343,7 +348,7 @@ async def test_every_thread_stays_inside_the_mask_at_start_and_when_it_changes(s
     worker = await start_worker(graphs.linear(64), intra_threads=3, cpus=cpus[:1])
 
     def masks() -> set[frozenset[int]]:
-        tasks = os.listdir(f"/proc/{worker.pid}/task")
+        tasks = [task.name for task in Path(f"/proc/{worker.pid}/task").iterdir()]
         assert len(tasks) >= 4  # main, reader, two of ONNX Runtime's
         return {frozenset(os.sched_getaffinity(int(task))) for task in tasks}
 

@@ -1,0 +1,80 @@
+"""A runtime that cannot be imported is a state with a reason, never a crash or a restart loop."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.clock import NS_PER_MS, NS_PER_S
+from edgeinfer.errors import RuntimeUnusable, SessionError
+from edgeinfer.worker.nursery import Nursery, NurseryState
+from edgeinfer.worker.spec import bare_spec
+from edgeinfer.worker.worker import Worker
+from tests.worker import graphs
+from tests.worker.conftest import floats, in_ms, output, request_of
+
+pytestmark = pytest.mark.system
+
+BROKEN = {
+    "raises": ("raise ImportError('libonnxruntime.so: cannot open shared object file')", "cannot open shared object"),
+    "not_an_import_error": ("raise RuntimeError('cpuinfo: failed to parse')", "cpuinfo"),
+    "sigill": ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "SIGILL"),
+    "exits": ("import os; os._exit(9)", "code 9"),
+    "hangs": ("import time; time.sleep(60)", "more than 0.3 s"),
+    "starts_threads": (
+        """
+import threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+__version__ = "9"
+def get_available_providers(): return []
+""",
+        "started 1 threads",
+    ),
+}
+
+
+def fake_runtime(folder: Path, code: str) -> dict[str, str]:
+    package = folder / "onnxruntime"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text(code)
+    root = Path(__file__).parents[2]
+    return {"PYTHONPATH": f"{folder}:{root}"}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+async def test_runtime_that_cannot_be_imported_is_a_state_with_its_reason(tmp_path: Path, kind: str) -> None:
+    code, reason = BROKEN[kind]
+    timeout_ns = 300 * NS_PER_MS if kind == "hangs" else 10 * NS_PER_S
+    nursery = Nursery(environment=fake_runtime(tmp_path, code), import_timeout_ns=timeout_ns)
+    snapshot = await nursery.start()
+    assert snapshot.state is NurseryState.UNUSABLE
+    assert reason in snapshot.reason
+    began = time.monotonic()
+    for _ in range(3):  # answered from what is known, without another import
+        with pytest.raises(RuntimeUnusable, match=r"runtime_unusable"):
+            await nursery.fork(deadline_ns=in_ms(5000))
+    assert time.monotonic() - began < 0.05
+    assert nursery.snapshot().zygote_pid is None
+    await nursery.close()
+
+
+async def test_runtime_that_was_repaired_is_found_after_the_cool_down(tmp_path: Path) -> None:
+    environment = fake_runtime(tmp_path, "raise ImportError('half installed')")
+    nursery = Nursery(environment=environment, cool_down_ns=50 * NS_PER_MS)
+    assert (await nursery.start()).state is NurseryState.UNUSABLE
+    (tmp_path / "onnxruntime" / "__init__.py").unlink()
+    (tmp_path / "onnxruntime").rmdir()
+    time.sleep(0.06)
+    model = graphs.write(tmp_path / "model.onnx", graphs.identity())
+    worker = await Worker.start(nursery, bare_spec(model, threads=1), deadline_ns=in_ms(10_000))
+    assert output(await worker.run(request_of(x=floats(1)), deadline_ns=in_ms(1000))).tolist() == [1]
+    await worker.stop()
+    await nursery.close()
+
+
+async def test_closed_nursery_refuses_to_fork() -> None:
+    nursery = Nursery()
+    with pytest.raises(SessionError, match="closed"):
+        await nursery.fork(deadline_ns=in_ms(100))
