@@ -91,6 +91,16 @@ def test_degenerate_calibration_data_never_become_a_bundle(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_figures_of_another_architecture_are_marked(
+    conv_recipe: RecipeMaker, arm_board: Board, board: Board, tmp_path: Path
+) -> None:
+    recipe = conv_recipe()
+    notes = make(recipe, arm_board, tmp_path / "arm").report["notes"]
+    assert any("arm is aarch64" in note for note in notes)
+    assert any("no asimddp" in note for note in notes)
+    assert not any("aarch64" in note for note in make(recipe, board, tmp_path / "x86").report["notes"])
+
+
 def test_what_exists_is_not_overwritten(conv_recipe: RecipeMaker, board: Board, tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     with pytest.raises(OutputExists):

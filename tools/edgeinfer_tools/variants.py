@@ -5,6 +5,7 @@ Owns the order of these steps for one variant and the verdict over it. Nothing i
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,12 +176,13 @@ def _costs(job: Job, variant: VariantRecipe, model: Path, typical: GoldenRequest
 
 
 def _notes_on_board(job: Job) -> list[str]:
-    """Warn where 8-bit figures of this machine may not hold on the board."""
-    if all(variant.method == "keep" for variant in job.recipe.file.variants):
-        return []
+    """Warn where figures of this machine may not hold on the board."""
     notes, cpu = [], job.board.cpu
-    weights = weight_range(job.board)
-    if missing := sorted(set(weights.instruction_sets) - set(job.machine.flags)):
+    if cpu.architecture != (here := platform.machine()):
+        notes.append(f"latency and memory are those of a {here} machine; {job.board.name} is {cpu.architecture}")
+    if all(variant.method == "keep" for variant in job.recipe.file.variants):
+        return notes
+    if missing := sorted(set(weight_range(job.board).instruction_sets) - set(job.machine.flags)):
         notes.append(f"evaluated without {', '.join(missing)}: 8-bit figures may differ on {job.board.name}")
     if cpu.architecture == "aarch64" and "asimddp" not in cpu.instruction_sets:
         notes.append(f"{job.board.name} lists no asimddp: 8-bit variants may be slower than float there")
