@@ -179,8 +179,7 @@ class Scheduler:
         elif placed.placement is Placement.NEARBY:
             return self._send_out(ticket)
         if isinstance(local, Admission) and job is not None:
-            self._make_room(local, request, now_ns)
-            self._enqueue(ticket, job)
+            self._take_in(ticket, job, local, now_ns)
         return None
 
     def _may_use_spare_time(self, request: InferRequest, refusal: Refusal, now_ns: int) -> bool:
@@ -249,14 +248,16 @@ class Scheduler:
         self._wake.set()
         return None
 
-    def _make_room(self, admission: Admission, request: InferRequest, now_ns: int) -> None:
-        for old in admission.replaces:
-            if (entry := self._queue.remove(old)) is not None:
-                self._end(entry.item, Refusal(Reason.SUPERSEDED, f"request {request.id} is a newer frame"))
-        for old in admission.victims:
-            if (entry := self._queue.remove(old)) is not None:
-                refusal = Refusal(Reason.DISPLACED, f"request {request.id} needs the time and is more important")
-                self._elsewhere(entry.item, refusal, now_ns)
+    def _take_in(self, ticket: PendingTicket, job: Job, admission: Admission, now_ns: int) -> None:
+        """Let a request wait here, and find another way for those who had to go for it."""
+        superseded = [self._queue.remove(old) for old in admission.replaces]
+        displaced = [self._queue.remove(old) for old in admission.victims]
+        self._enqueue(ticket, job)
+        for entry in filter(None, superseded):
+            self._end(entry.item, Refusal(Reason.SUPERSEDED, f"request {job.id} is a newer frame"))
+        for entry in filter(None, displaced):
+            refusal = Refusal(Reason.DISPLACED, f"request {job.id} needs the time and is more important")
+            self._elsewhere(entry.item, refusal, now_ns)
 
     def _elsewhere(self, ticket: PendingTicket, refusal: Refusal, now_ns: int) -> None:
         """Find another way for an admitted request that can't be kept as it was, or tell its caller why not.
