@@ -214,24 +214,15 @@ class NearbyServer:
 
     async def _answer(self, work: _Work) -> None:
         try:
-            if work.refusal is not None:
-                answer = Answer(
-                    OutcomeKind.REJECTED, work.ask.correlation, work.refusal.reason.value, work.refusal.detail
-                )
-                await self._reply(work, answer, None)
+            message = await self._compose(work)
+            if message is None:
                 return
-            assert work.ticket is not None, "what isn't refused was submitted"
+            timeout_s = max(self._left_s(work), _ANSWER_TIMEOUT_S)
             try:
-                outcome = await work.ticket.outcome()
-            except asyncio.CancelledError:
-                work.ticket.cancel()
-                raise
-            try:
-                if outcome.kind is not OutcomeKind.CANCELLED:
-                    await self._tell(work, outcome)
-            finally:
-                if outcome.result is not None:
-                    outcome.result.release()
+                await self._link.publish(message, timeout_s=timeout_s)
+            except LinkError as error:
+                self._counters["answers_lost"] += 1
+                _log.debug("device=%s answer=lost why=%r", work.device, str(error))
         finally:
             self._tickets.pop((work.device, work.ask.correlation), None)
             self._unanswered -= 1
@@ -239,14 +230,33 @@ class NearbyServer:
             if not self._by_device[work.device]:
                 del self._by_device[work.device]
 
-    async def _tell(self, work: _Work, outcome: Outcome) -> None:
-        timeline = outcome.request.timeline
+    async def _compose(self, work: _Work) -> Message | None:
+        """Wait for the end of the request and return what to tell the device; None when it no longer wants to know."""
+        if work.refusal is not None:
+            reason, detail = work.refusal.reason.value, work.refusal.detail
+            return self._encode(work, Answer(OutcomeKind.REJECTED, work.ask.correlation, reason, detail), None)
+        assert work.ticket is not None, "what isn't refused was submitted"
+        try:
+            outcome = await work.ticket.outcome()
+        except asyncio.CancelledError:
+            work.ticket.cancel()
+            raise
+        if outcome.kind is OutcomeKind.CANCELLED:
+            return None
+        payload = None if outcome.result is None else outcome.result.payload
+        try:
+            return self._encode(work, self._say(work, outcome), payload)
+        finally:
+            if outcome.result is not None:  # its bytes are in the message now
+                outcome.result.release()
+
+    def _say(self, work: _Work, outcome: Outcome) -> Answer:
+        timeline, result = outcome.request.timeline, outcome.result
         begun_ns = outcome.ended_ns if timeline.dispatched_ns is None else timeline.dispatched_ns
-        result = outcome.result
         if result is not None and work.served is not None:
             window = self._run_times.setdefault(work.served.digest, LatencyWindow(seed_p99_ns=0))
             window.add(outcome.ended_ns - begun_ns)
-        answer = Answer(
+        return Answer(
             outcome=outcome.kind,
             correlation=work.ask.correlation,
             reason=outcome.reason,
@@ -258,19 +268,16 @@ class NearbyServer:
             # Until now, not until the outcome: what passed since then is ours, and not time on the wire.
             run_ns=max(0, self._clock.now_ns() - begun_ns),
         )
-        await self._reply(work, answer, None if result is None else result.payload)
 
-    async def _reply(self, work: _Work, answer: Answer, payload: Payload | None) -> None:
-        left_s = (work.received_ns + work.ask.budget_ns - self._clock.now_ns()) / NS_PER_S
-        timeout_s = max(left_s, _ANSWER_TIMEOUT_S)
+    def _encode(self, work: _Work, answer: Answer, payload: Payload | None) -> Message:
         topic = self._topics.reply_of(work.device)
-        message = encode_answer(answer, payload, topic=topic, expiry_s=math.ceil(timeout_s))
+        expiry_s = math.ceil(max(self._left_s(work), _ANSWER_TIMEOUT_S))
+        message = encode_answer(answer, payload, topic=topic, expiry_s=expiry_s)
         if (why := unsendable(message, max_packet_bytes=self._link.max_packet_bytes)) is not None:
             answer = Answer(OutcomeKind.FAILED, work.ask.correlation, "answer_too_large", why)
-            message = encode_answer(answer, None, topic=topic, expiry_s=math.ceil(timeout_s))
+            message = encode_answer(answer, None, topic=topic, expiry_s=expiry_s)
         self._counters[f"answered.{answer.outcome.value}"] += 1
-        try:
-            await self._link.publish(message, timeout_s=timeout_s)
-        except LinkError as error:
-            self._counters["answers_lost"] += 1
-            _log.debug("device=%s answer=lost why=%r", work.device, str(error))
+        return message
+
+    def _left_s(self, work: _Work) -> float:
+        return (work.received_ns + work.ask.budget_ns - self._clock.now_ns()) / NS_PER_S
