@@ -19,7 +19,11 @@ HIGHEST_MC = 125_000
 JUMP_MC = 10_000
 """More than this between two samples needs a second opinion: dies warm by a few degrees a second under full load."""
 _PATIENCE = 4
-"""Samples in a row that may be in doubt before the zone counts as absurd."""
+"""So many samples in a row that cannot be believed, and the zone counts as absurd."""
+_FAULTS = 2
+"""So many faults in a row, and it counts as faulty: drivers err once now and then."""
+_REMEMBERED = 3
+"""Without a confirmed temperature, a sample is confirmed by any of so many before it."""
 
 _STILL_SWING_NS = 120 * NS_PER_S
 _STILL_SWING_SHARE = 0.4
@@ -47,10 +51,12 @@ class Belief:
     temp_mc: int | None = None
     """The last confirmed temperature; None in a fault, and until the first one is confirmed."""
     detail: str = "no sample yet"
-    doubt_mc: int | None = None
-    """The previous sample, when it was plausible but not believed."""
+    doubted_mc: tuple[int, ...] = ()
+    """The newest samples that were plausible but not believed, oldest first."""
     doubts: int = 0
     """Samples in a row that were not believed."""
+    faults: int = 0
+    """Of these, faults in a row."""
 
 
 def parse_temp(text: str) -> int | Fault:
@@ -68,27 +74,26 @@ def observe(belief: Belief, sample: int | Fault) -> Belief:
     """Return what to believe after `sample` (millidegrees, or a fault)."""
     doubts = belief.doubts + 1
     if isinstance(sample, Fault):
-        if belief.temp_mc is not None and belief.doubts == 0 and sample.state is not SensorState.BLOCKED:
-            return replace(belief, state=SensorState.UNCONFIRMED, detail=sample.detail, doubt_mc=None, doubts=doubts)
-        if belief.temp_mc is None and doubts == 1:  # nothing known yet: one more look before judging
-            return Belief(SensorState.UNCONFIRMED, None, sample.detail, None, doubts)
-        return Belief(sample.state, None, sample.detail, None, doubts)
-    good = belief.temp_mc
+        faults = belief.faults + 1
+        if faults >= _FAULTS or doubts >= _PATIENCE or sample.state is SensorState.BLOCKED:
+            return Belief(sample.state, None, sample.detail, (), doubts, faults)
+        state = belief.state if belief.state.fault else SensorState.UNCONFIRMED
+        return replace(belief, state=state, detail=sample.detail, doubts=doubts, faults=faults)
+    good, doubted = belief.temp_mc, (*belief.doubted_mc, sample)[-_REMEMBERED:]
     if good is None:
-        if belief.doubt_mc is not None and abs(sample - belief.doubt_mc) <= JUMP_MC:
+        if any(abs(sample - earlier) <= JUMP_MC for earlier in belief.doubted_mc):
             return Belief(SensorState.OK, sample, "")
-        detail = f"{sample} is not confirmed yet"
         state = belief.state if belief.state.fault else _in_doubt(doubts)
-        return Belief(state, None, detail, sample, doubts)
+        return Belief(state, None, f"{sample} is not confirmed yet", doubted, doubts)
     if abs(sample - good) <= JUMP_MC:
         return Belief(SensorState.OK, sample, "")
-    if belief.doubt_mc is not None and (sample > good) == (belief.doubt_mc > good):
+    if belief.doubted_mc and (sample > good) == (belief.doubted_mc[-1] > good):
         # Both say that it is at least so much hotter (or colder); believe the one that claims less.
-        claims = (sample, belief.doubt_mc)
+        claims = (sample, belief.doubted_mc[-1])
         return Belief(SensorState.OK, min(claims) if sample > good else max(claims), "")
     state = _in_doubt(doubts)
     detail = f"{sample} after {good}, not confirmed yet"
-    return Belief(state, None if state.fault else good, detail, sample, doubts)
+    return Belief(state, None if state.fault else good, detail, doubted, doubts)
 
 
 def _in_doubt(doubts: int) -> SensorState:

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.artifact.board import Board, find_board, known_boards, load_board
+from edgeinfer.errors import ConfigError
+from edgeinfer.limits import ThermalLevel
+
+SHIPPED = known_boards()
+WANTED = {
+    "container-512mb", "demo-board", "generic-arm64", "generic-x86", "n100-8gb", "raspberry-pi-4-2gb",
+    "raspberry-pi-5-8gb",
+}  # fmt: skip
+
+GOOD = """
+name = "x"
+description = "x"
+[cpu]
+architecture = "aarch64"
+cores = 4
+max_clock_mhz = 1500
+instruction_sets = []
+[memory]
+total = "2 GiB"
+ceiling = "1 GiB"
+[thermal]
+zones = ["cpu-thermal"]
+firmware_trip_c = 85
+[[thermal.trips]]
+level = "warm"
+at_c = 70
+hysteresis_c = 3
+duty_cycle = 0.7
+[[thermal.trips]]
+level = "critical"
+at_c = 80
+hysteresis_c = 3
+duty_cycle = 0
+"""
+
+
+def load(tmp_path: Path, text: str) -> Board:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    return load_board(path)
+
+
+def problems(tmp_path: Path, text: str) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+def test_all_wanted_boards_are_shipped() -> None:
+    assert set(SHIPPED) >= WANTED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_board_is_complete_and_safe(name: str) -> None:
+    board = load_board(SHIPPED[name])
+    assert board.name == name
+    assert len(board.sources) >= 2, "every number has a source"
+    assert board.lab is not None
+    assert board.memory.ceiling + board.memory.reserve < board.memory.total
+    trips = board.thermal.trips
+    assert [trip.thermal_level for trip in trips] == [ThermalLevel.WARM, ThermalLevel.HOT, ThermalLevel.CRITICAL]
+    assert board.thermal.firmware_trip_c - trips[-1].at_c >= 2_000, "room for one late sample"
+    assert board.thermal.zones
+
+
+@pytest.mark.parametrize(
+    ("compatible", "machine", "expected"),
+    [
+        (["raspberrypi,5-model-b", "brcm,bcm2712"], "aarch64", "raspberry-pi-5-8gb"),
+        (["raspberrypi,4-model-b", "brcm,bcm2711"], "aarch64", "raspberry-pi-4-2gb"),
+        (["radxa,rock-5b", "rockchip,rk3588"], "aarch64", "generic-arm64"),
+        ([], "aarch64", "generic-arm64"),
+        ([], "x86_64", "generic-x86"),
+    ],
+)
+def test_board_is_found_by_the_device_tree(tmp_path: Path, compatible: list[str], machine: str, expected: str) -> None:
+    if compatible:
+        (tmp_path / "device-tree").mkdir()
+        (tmp_path / "device-tree" / "compatible").write_bytes(b"\0".join(item.encode() for item in compatible) + b"\0")
+    assert find_board(proc_root=tmp_path, machine=machine).stem == expected
+
+
+def test_unknown_machine_names_the_known_boards(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"riscv64.*generic-x86"):
+        find_board(proc_root=tmp_path, machine="riscv64")
+
+
+def test_good_file_loads(tmp_path: Path) -> None:
+    board = load(tmp_path, GOOD)
+    assert board.thermal.trips[0].at_c == 70_000
+    assert board.thermal.dwell == 5_000_000_000
+    assert board.lab is None
+
+
+def test_all_problems_are_told_at_once_with_their_paths(tmp_path: Path) -> None:
+    text = GOOD.replace("cores = 4", 'cores = "four"').replace('total = "2 GiB"', 'total = "lots"')
+    text = text.replace("firmware_trip_c = 85", "firmware_trip_c = 8500").replace('zones = ["cpu-thermal"]', "zone = 1")
+    assert set(problems(tmp_path, text)) >= {
+        "cpu.cores", "memory.total", "thermal.firmware_trip_c", "thermal.zones", "thermal.zone",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "message"),
+    [
+        ("at_c = 80", "at_c = 85", "thermal.trips[1].at_c", "not below thermal.firmware_trip_c"),
+        ("at_c = 80", "at_c = 70", "thermal.trips[1]", "must rise"),
+        ('level = "critical"', 'level = "boiling"', "thermal.trips[1].level", "'boiling'"),
+        ('level = "critical"', 'level = "warm"', "thermal.trips[1]", "must rise"),
+        ("duty_cycle = 0\n", "duty_cycle = 0.1\n", "thermal.trips[1].duty_cycle", "critical means no local work"),
+        ("duty_cycle = 0.7", "duty_cycle = 1.7", "thermal.trips[0].duty_cycle", "not between 0 and 1"),
+        ("hysteresis_c = 3", "hysteresis_c = 0", "thermal.trips[0].hysteresis_c", "above 0"),
+        ('ceiling = "1 GiB"', 'ceiling = "3 GiB"', "memory.ceiling", "more than memory.total"),
+        ("cores = 4", "cores = 0", "cpu.cores", "not at least 1"),
+        ("firmware_trip_c = 85", "firmware_trip_c = 85\nfault_duty_cycle = -1", "thermal.fault_duty_cycle", "between"),
+    ],
+)
+def test_contradiction_is_refused(tmp_path: Path, old: str, new: str, path: str, message: str) -> None:
+    found = problems(tmp_path, GOOD.replace(old, new, 1))
+    assert message in found[path]
