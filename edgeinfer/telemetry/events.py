@@ -33,12 +33,34 @@ _ORDINARY = frozenset({Reason.SUPERSEDED.value, Reason.DRAINING.value})
 _MAX_SAMPLES = 256
 
 
+KINDS: dict[str, str] = {
+    # kind               when
+    "throttle-start":    "local work begins to be held back because of heat",
+    "throttle-level":    "the thermal level has changed while it is held back",
+    "throttle-end":      "local work runs freely again",
+    "sensor-fault":      "the temperature can't be believed any more",
+    "sensor-ok":         "it can again",
+    "offload-open":      "requests begin to overflow to a nearby service",
+    "offload-close":     "none has gone there for a while",
+    "refusal-burst":     "many requests are being refused",
+    "refusal-burst-end": "they no longer are",
+    "worker-crash":      "a worker process has died by itself",
+    "model-quarantined": "a model's workers died too often; it is left alone",
+    "model-released":    "it may be used again",
+    "link-down":         "a broker can't be reached, or refuses us",
+    "link-up":           "it is reached again",
+    "storage-degraded":  "the state directory can't be written",
+    "storage-ok":        "it can again",
+}  # fmt: skip
+"""Every event there is; the kind is the last level of its topic."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something that happened, before it is stamped and sent."""
 
     kind: str
-    """The last level of the event's topic."""
+    """One of `KINDS`."""
     detail: str
     """For people."""
     fields: Mapping[str, Any] = field(default_factory=dict)

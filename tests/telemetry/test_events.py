@@ -16,7 +16,7 @@ from edgeinfer.mqtt.backoff import LinkState
 from edgeinfer.mqtt.topics import Topics
 from edgeinfer.request import Placement, Reason
 from edgeinfer.sensors.state import SensorState
-from edgeinfer.telemetry.events import Detection, Finding, detect
+from edgeinfer.telemetry.events import KINDS, Detection, Finding, detect
 from tests.telemetry.world import MODEL, World
 
 
@@ -263,6 +263,7 @@ def test_whatever_happens_starts_and_ends_alternate_and_kinds_are_topics(steps: 
         watch.seconds(1, acts[step])
     kinds = [finding.kind for finding in watch.seen]
     topics = Topics("edgeinfer", "lab", "cam1")
+    assert set(kinds) <= KINDS.keys()
     for kind in kinds:
         assert topics.event(kind).endswith(f"/event/{kind}")
     for begin, end in (
