@@ -271,9 +271,10 @@ class BundleStore:
         fsync_directory(target.parent)
 
     def _choose(self, name: str, folder: str) -> None:
-        models = self._choices()
+        chosen, _ = self._active.read()
+        models = self._choices(without=folder)
         before = models.get(name, Choice(active=""))
-        if before.active != folder:
+        if chosen is None or before.active != folder:
             models[name] = Choice(active=folder, previous=before.active)
             self._active.write(Choices(models=models))
 
@@ -287,14 +288,15 @@ class BundleStore:
             models[name] = Choice(choice.previous if choice.previous in left else max(left, key=_version_key))
         self._active.write(Choices(models=models))
 
-    def _choices(self) -> dict[str, Choice]:
-        """Return what is active by model; from what is installed when no file of ours can be read."""
+    def _choices(self, *, without: str = "") -> dict[str, Choice]:
+        """Return what is active by model; from what is installed (`without` one) when no file of ours can be read."""
         choices, _ = self._active.read()
         if choices is not None:
             return dict(choices.models)
         newest: dict[str, str] = {}
         for name, folder in self._folders():
-            newest[name] = max(newest.get(name, folder), folder, key=_version_key)
+            if folder != without:
+                newest[name] = max(newest.get(name, folder), folder, key=_version_key)
         return {name: Choice(active=folder) for name, folder in newest.items()}
 
     def _folders(self) -> list[tuple[str, str]]:
