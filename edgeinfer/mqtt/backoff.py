@@ -55,6 +55,10 @@ STABLE_NS = 30 * NS_PER_S
 """A session that lived this long has shown that the broker is well: the count of failures starts again."""
 STABLE_AFTER_TAKEOVER_NS = 900 * NS_PER_S
 """Longer than the longest wait of the other client: only then has it really given up."""
+SHORT_NS = 10 * NS_PER_S
+SHORT_SESSIONS = 3
+"""So many short sessions in a row, with no failed attempt between them, look like a second client with our id.
+MQTT 5 has a reason code for that, but mosquitto 2.0.11 just closes the connection."""
 
 
 class Backoff:
@@ -63,16 +67,20 @@ class Backoff:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self._failures = dict.fromkeys(WAITS, 0)
+        self._short = 0
 
-    def wait_ns(self, cause: LinkState, *, lived_ns: int | None) -> int:
-        """Return the wait from the start of the attempt that failed, or from the end of the session that was lost.
+    def next(self, cause: LinkState, *, lived_ns: int | None) -> tuple[LinkState, int]:
+        """Return the cause as it looks in the light of what went before, and the wait in nanoseconds.
 
-        `lived_ns` is how long the session lived, None when there was none. Between half and all of the table's wait.
+        `lived_ns` is how long the session lived that ended, None when an attempt failed. The wait counts from the
+        start of the attempt, or from the end of the session, and is between half and all of the table's.
         """
+        self._short = self._short + 1 if lived_ns is not None and lived_ns < SHORT_NS else 0
         if lived_ns is not None and lived_ns >= STABLE_NS:
             self._failures[LinkState.UNREACHABLE] = self._failures[LinkState.AUTH_FAILED] = 0
         if lived_ns is not None and lived_ns >= STABLE_AFTER_TAKEOVER_NS:
             self._failures[LinkState.TAKEN_OVER] = 0
+        if cause is LinkState.UNREACHABLE and self._short >= SHORT_SESSIONS:
+            cause = LinkState.TAKEN_OVER
         self._failures[cause] += 1
-        full_ns = WAITS[cause].after(self._failures[cause])
-        return round(full_ns * self._dice.uniform(0.5, 1.0))
+        return cause, round(WAITS[cause].after(self._failures[cause]) * self._dice.uniform(0.5, 1.0))

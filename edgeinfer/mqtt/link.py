@@ -79,8 +79,8 @@ class MqttLink:
         self._clock = clock
         self._will = will
         self._max_incoming_bytes = max_incoming_bytes
-        self._outgoing = Outgoing(name, outbox or Outbox())
-        self._resolver = resolver or Resolver()
+        self._outgoing = Outgoing(name, Outbox() if outbox is None else outbox)
+        self._resolver = Resolver() if resolver is None else resolver
         self._backoff = Backoff(dice or random.Random())  # noqa: S311  # jitter, not a secret
         self._state = LinkState.CONNECTING
         self._reason = "no attempt has ended yet"
@@ -128,7 +128,8 @@ class MqttLink:
     def subscribe(self, topic_filter: str, handler: Handler, *, qos: int = 1) -> None:
         """Have `handler` called with every message that matches; kept over reconnections.
 
-        Every handler whose filter matches is called, also when filters overlap.
+        Filters of one link should not overlap: the broker may deliver a message once for each that matches, and
+        every handler whose filter matches is called each time.
         """
         self._subscriptions.append((topic_filter, qos, handler))
         if self._session is not None and self.connected:
@@ -171,8 +172,11 @@ class MqttLink:
             while True:
                 began_ns = self._clock.now_ns()
                 end, lived_ns = await self._connect_once()
-                self._become(end.state, end.reason)
-                wait_ns = self._backoff.wait_ns(end.state, lived_ns=lived_ns)
+                state, wait_ns = self._backoff.next(end.state, lived_ns=lived_ns)
+                suspect = (
+                    "" if state is end.state else f"; another client seems to use our client id {self._client_id!r}"
+                )
+                self._become(state, end.reason + suspect)
                 if lived_ns is None:  # attempts are that far apart, however long each takes to fail
                     wait_ns -= self._clock.now_ns() - began_ns
                 await asyncio.sleep(max(0, wait_ns) / NS_PER_S)

@@ -6,12 +6,12 @@ import pytest
 
 from edgeinfer.request import Placement, Result
 from tests.nearby.rig import open_site
-from tests.system.broker import Broker, broker  # noqa: F401
+from tests.system.broker import Broker
 
 pytestmark = pytest.mark.system
 
 
-async def test_an_offloaded_request_is_answered_next_door(broker: Broker) -> None:  # noqa: F811
+async def test_an_offloaded_request_is_answered_next_door(broker: Broker) -> None:
     async with open_site(broker.section()) as site:
         await site.device()
         await site.peer()
