@@ -195,7 +195,12 @@ def _subjects(current: Snapshot) -> Iterable[tuple[str, str, str, Finding]]:
     sensor = current.governor.sensor_state
     fields: dict[str, Any] = {"sensor": "thermal", "zone": current.governor.zone, "state": sensor.value}
     kind = "sensor-fault" if sensor.fault else "sensor-ok"
-    yield "thermal", kind, "sensor-ok", Finding(kind, f"thermal sensor {current.governor.zone}: {sensor.value}", fields)
+    yield (
+        "thermal",
+        kind,
+        "sensor-ok",
+        Finding(kind, f"thermal sensor {sensor.value}: {current.governor.reason}", fields),
+    )
     for link in current.links:
         if link.state in {LinkState.CONNECTING, LinkState.CLOSED}:
             continue
