@@ -9,6 +9,7 @@ answering is `nearby`.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -39,6 +40,7 @@ ANSWER_PROPERTIES = (OUTCOME, REASON, DETAIL, VERSION, VARIANT, DIGEST, QUEUE_US
 
 MAX_CORRELATION_BYTES = 64
 MAX_BUDGET_NS = 3600 * NS_PER_S
+_DECIMAL = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
 _MAX_TEXT = 512
 """Characters of a detail that travel."""
 
@@ -231,10 +233,6 @@ def _integer(name: str, value: str) -> int:
 
 
 def _milliseconds(name: str, value: str) -> int:
-    try:
-        milliseconds = float(value)
-    except ValueError:
-        milliseconds = math.nan
-    if not 0 <= milliseconds * NS_PER_MS <= MAX_BUDGET_NS:
+    if not _DECIMAL.fullmatch(value) or (nanoseconds := round(float(value) * NS_PER_MS)) > MAX_BUDGET_NS:
         raise ProtocolError(f"{name} is {value[:40]!r}, not milliseconds between 0 and {MAX_BUDGET_NS // NS_PER_MS}")
-    return round(milliseconds * NS_PER_MS)
+    return nanoseconds

@@ -14,12 +14,13 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.errors import LinkError, ProtocolError
 from edgeinfer.execution.window import LatencyWindow
-from edgeinfer.mqtt.exchange import Answer, Ask, cancelled, decode_ask, encode_answer
+from edgeinfer.mqtt.exchange import MAX_CORRELATION_BYTES, Answer, cancelled, decode_ask, encode_answer
 from edgeinfer.mqtt.message import Keep, Message, unsendable
 from edgeinfer.mqtt.stamp import Stamper
 from edgeinfer.mqtt.topics import Topics
@@ -70,8 +71,8 @@ class NearbySnapshot:
     by_device: Mapping[str, int]
     """Requests under way, of devices that have any."""
     counters: Mapping[str, int]
-    """`asked`; `answered.OUTCOME`; asks that could not be answered: `malformed`, `bad_reply_topic`, `retained`,
-    `repeated`, `overflow`; `taken_back` by the device; answers that did not get through: `answers_lost`."""
+    """`asked`; `answered.OUTCOME`; `malformed` (refused); asks that could not be answered: `bad_reply_topic`,
+    `no_correlation`, `retained`, `repeated`, `overflow`; `taken_back` by the device; `answers_lost` on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,9 @@ class _Work:
     """An answer to be given: to a submitted request, or a refusal at the door."""
 
     device: str
-    ask: Ask
+    correlation: bytes
     received_ns: int
+    budget_ns: int
     served: ServedModel | None = None
     ticket: Ticket | None = None
     refusal: Refusal | None = None
@@ -173,13 +175,11 @@ class NearbyServer:
         if message.retain:  # somebody's old request, played back by the broker
             self._counters["retained"] += 1
             return
-        try:
-            ask = decode_ask(message)
-        except ProtocolError as error:
-            self._counters["malformed"] += 1
-            _log.debug("device=%s malformed=%r", device, str(error))
+        correlation = message.correlation
+        if not correlation or len(correlation) > MAX_CORRELATION_BYTES:
+            self._counters["no_correlation"] += 1
             return
-        if self._is_repetition(device, ask.correlation):
+        if self._is_repetition(device, correlation):
             self._counters["repeated"] += 1
             return
         if self._unanswered >= _MAX_UNANSWERED:
@@ -187,19 +187,25 @@ class NearbyServer:
             return
         self._unanswered += 1
         self._by_device[device] += 1
-        self._queue.put_nowait(self._take(device, ask, received_ns))
+        self._queue.put_nowait(self._take(device, correlation, message, received_ns))
 
-    def _take(self, device: str, ask: Ask, received_ns: int) -> _Work:
+    def _take(self, device: str, correlation: bytes, message: Message, received_ns: int) -> _Work:
         """Submit an acceptable request at once: it queues in the scheduler, nowhere else."""
+        refused = partial(_Work, device, correlation, received_ns)
+        try:
+            ask = decode_ask(message)
+        except ProtocolError as error:
+            self._counters["malformed"] += 1
+            return refused(0, refusal=Refusal(Reason.INPUT_INVALID, str(error)))
         if self._by_device[device] > self._max_per_device:
             why = f"{self._max_per_device} requests of {device} are under way"
-            return _Work(device, ask, received_ns, refusal=Refusal(Reason.QUEUE_FULL, why))
+            return refused(ask.budget_ns, refusal=Refusal(Reason.QUEUE_FULL, why))
         judged = judge(ask, self._models(), location=self._location, received_ns=received_ns)
         if isinstance(judged, Refusal):
-            return _Work(device, ask, received_ns, refusal=judged)
+            return refused(ask.budget_ns, refusal=judged)
         request, served = judged
-        ticket = self._tickets[device, ask.correlation] = self._submit(request)
-        return _Work(device, ask, received_ns, served=served, ticket=ticket)
+        ticket = self._tickets[device, correlation] = self._submit(request)
+        return _Work(device, correlation, received_ns, ask.budget_ns, served, ticket)
 
     def _is_repetition(self, device: str, correlation: bytes) -> bool:
         key = device, correlation
@@ -224,7 +230,7 @@ class NearbyServer:
                 self._counters["answers_lost"] += 1
                 _log.debug("device=%s answer=lost why=%r", work.device, str(error))
         finally:
-            self._tickets.pop((work.device, work.ask.correlation), None)
+            self._tickets.pop((work.device, work.correlation), None)
             self._unanswered -= 1
             self._by_device[work.device] -= 1
             if not self._by_device[work.device]:
@@ -234,7 +240,7 @@ class NearbyServer:
         """Wait for the end of the request and return what to tell the device; None when it no longer wants to know."""
         if work.refusal is not None:
             reason, detail = work.refusal.reason.value, work.refusal.detail
-            return self._encode(work, Answer(OutcomeKind.REJECTED, work.ask.correlation, reason, detail), None)
+            return self._encode(work, Answer(OutcomeKind.REJECTED, work.correlation, reason, detail), None)
         assert work.ticket is not None, "what isn't refused was submitted"
         try:
             outcome = await work.ticket.outcome()
@@ -258,7 +264,7 @@ class NearbyServer:
             window.add(outcome.ended_ns - begun_ns)
         return Answer(
             outcome=outcome.kind,
-            correlation=work.ask.correlation,
+            correlation=work.correlation,
             reason=outcome.reason,
             detail=outcome.detail,
             version="" if result is None else result.version,
@@ -274,10 +280,10 @@ class NearbyServer:
         expiry_s = math.ceil(max(self._left_s(work), _ANSWER_TIMEOUT_S))
         message = encode_answer(answer, payload, topic=topic, expiry_s=expiry_s)
         if (why := unsendable(message, max_packet_bytes=self._link.max_packet_bytes)) is not None:
-            answer = Answer(OutcomeKind.FAILED, work.ask.correlation, "answer_too_large", why)
+            answer = Answer(OutcomeKind.FAILED, work.correlation, "answer_too_large", why)
             message = encode_answer(answer, None, topic=topic, expiry_s=expiry_s)
         self._counters[f"answered.{answer.outcome.value}"] += 1
         return message
 
     def _left_s(self, work: _Work) -> float:
-        return (work.received_ns + work.ask.budget_ns - self._clock.now_ns()) / NS_PER_S
+        return (work.received_ns + work.budget_ns - self._clock.now_ns()) / NS_PER_S
