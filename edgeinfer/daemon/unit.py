@@ -27,11 +27,12 @@ _HIDING: tuple[tuple[tuple[str, ...], str, str], ...] = (
 _WORD = re.compile(r"[A-Za-z0-9_./:@+-]+")
 
 
-def render_unit(kind: Kind, executable: Path, config: Path) -> str:
+def render_unit(kind: Kind, executable: Path, config: Path, *, python: Path | None = None) -> str:
     """Return the unit file's text.
 
     `executable` is the `edgeinfer` command; of a Python file (`python -m edgeinfer`) this interpreter is the command.
-    Where program or config lie in a folder that the sandbox hides, that one line is weakened, with a comment.
+    Where program, interpreter or config lie in a folder that the sandbox hides, that one line is weakened, with a
+    comment. `python` is where the interpreter's own installation lies, by default this one's.
 
     Raises:
         ConfigError: a path is relative: systemd would refuse it.
@@ -48,8 +49,9 @@ def render_unit(kind: Kind, executable: Path, config: Path) -> str:
     text = template.replace("@EXECUTABLE@ ", " ".join(map(_quoted, words)) + " ").replace(
         "@CONFIG@\n", _quoted(str(config)) + "\n"
     )
+    needed = dict.fromkeys((words[0], str(python or sys.base_prefix), str(config)))
     for folders, hides, shows in _HIDING:
-        if found := [path for path in (words[0], str(config)) if path.startswith(tuple(f"{it}/" for it in folders))]:
+        if found := [path for path in needed if path.startswith(tuple(f"{folder}/" for folder in folders))]:
             text = text.replace(hides, f"# weaker than usual: {', '.join(found)} would be hidden\n{shows}")
     return text
 

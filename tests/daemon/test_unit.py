@@ -15,18 +15,19 @@ from edgeinfer.errors import ConfigError
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CONFIG = Path("/etc/edgeinfer/device.toml")
+PYTHON = Path("/usr")
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
 
 def write_unit(folder: Path, kind: Kind, executable: Path = Path(sys.executable)) -> Path:
     unit = folder / f"edgeinfer-{kind}.service"
-    unit.write_text(render_unit(kind, executable, CONFIG))
+    unit.write_text(render_unit(kind, executable, CONFIG, python=PYTHON))
     return unit
 
 
 def lines(kind: Kind) -> list[str]:
-    text = render_unit(kind, Path("/opt/edgeinfer/bin/edgeinfer"), CONFIG)
+    text = render_unit(kind, Path("/opt/edgeinfer/bin/edgeinfer"), CONFIG, python=PYTHON)
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
@@ -124,9 +125,14 @@ def test_words_are_escaped_for_systemd() -> None:
     ],
 )
 def test_the_sandbox_does_not_hide_the_program_itself(executable: str, gone: str, instead: str) -> None:
-    text = render_unit("device", Path(executable), CONFIG)
+    text = render_unit("device", Path(executable), CONFIG, python=PYTHON)
     assert f"{gone}\n" not in text
     assert f"would be hidden\n{instead}\n" in text
+
+
+def test_an_interpreter_in_a_home_directory_is_not_hidden_either() -> None:
+    text = render_unit("device", Path("/opt/venv/bin/edgeinfer"), CONFIG, python=Path("/home/pi/.pyenv/versions/3.11"))
+    assert "would be hidden\nProtectHome=read-only\n" in text
 
 
 def test_relative_paths_are_refused_all_at_once() -> None:
