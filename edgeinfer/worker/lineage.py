@@ -74,7 +74,7 @@ def offer_to_oom_killer(score_adj: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a process ended: with an exit code, or by a signal."""
+    """How a process ended: with an exit code, or by a signal; neither when it is not known."""
 
     code: int | None = None
     signal: int | None = None
@@ -90,7 +90,9 @@ class ExitStatus:
             return f"signal {self.signal}"
 
     def __str__(self) -> str:
-        return f"killed by {self.signal_name}" if self.signal is not None else f"exited with code {self.code}"
+        if self.signal is not None:
+            return f"killed by {self.signal_name}"
+        return "gone" if self.code is None else f"exited with code {self.code}"
 
 
 class Child:
@@ -123,11 +125,13 @@ class Child:
         self.signal(signal.SIGKILL)
 
     def _reap(self) -> None:
-        info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-        if info is None:
-            return
+        status = ExitStatus()
+        with contextlib.suppress(ChildProcessError):  # somebody else reaped it, so nobody knows how it ended
+            info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            if info is None:
+                return
+            exited = info.si_code == os.CLD_EXITED
+            status = ExitStatus(code=info.si_status) if exited else ExitStatus(signal=info.si_status)
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        exited = info.si_code == os.CLD_EXITED
-        status = ExitStatus(code=info.si_status) if exited else ExitStatus(signal=info.si_status)
         self.ended.set_result(status)

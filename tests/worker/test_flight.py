@@ -157,6 +157,20 @@ def test_slow_reader_of_answers_holds_the_next_run_back_until_it_releases_one() 
     virtually(play())
 
 
+def test_caller_that_leaves_in_the_moment_of_the_answer_gives_its_slot_back() -> None:
+    async def play() -> None:
+        process, flights = scene()
+        task = ask(flights, 100)
+        await asyncio.sleep(0)
+        flights.on_done(process.done(process.runs[0]))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert list(flights.pool.states.values()) == [SlotState.FREE]
+
+    virtually(play())
+
+
 def test_process_that_acknowledges_what_it_does_not_have_is_ended() -> None:
     async def play() -> None:
         process, flights = scene()

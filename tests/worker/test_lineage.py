@@ -160,6 +160,13 @@ async def test_child_tells_how_it_ended_and_is_reaped(code: str, expected: ExitS
     child.kill()  # harmless: the pid may be anybody's by now
 
 
+async def test_child_that_somebody_else_reaped_is_still_seen_to_end() -> None:
+    pid = os.posix_spawn("/bin/true", ["/bin/true"], os.environ)
+    child = Child(pid, asyncio.get_running_loop())
+    os.waitpid(pid, 0)
+    assert str(await asyncio.wait_for(child.ended, 5)) == "gone"
+
+
 async def test_exit_status_reads_well() -> None:
     assert str(ExitStatus(signal=signal.SIGSEGV)) == "killed by SIGSEGV"
     assert str(ExitStatus(code=70)) == "exited with code 70"
