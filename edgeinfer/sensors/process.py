@@ -24,8 +24,15 @@ class ProcessMemory:
     """Proportional set size: own pages, and of each shared page this process's part."""
     anonymous_bytes: int
     """What belongs to no file: it can't be dropped, only swapped or freed."""
+    shm_bytes: int = 0
+    """Of memfds and shared memory (tensor slots), proportionally: it can't be dropped either."""
     estimated: int = 0
     """Processes whose exact figures weren't readable, and were taken from `statm` (resident without shared)."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What would be free if these processes ended; mapped files are not in it: the kernel counts them available."""
+        return self.anonymous_bytes + self.shm_bytes
 
 
 def process_memory(proc_root: Path, pids: Iterable[int]) -> ProcessMemory:
@@ -33,17 +40,18 @@ def process_memory(proc_root: Path, pids: Iterable[int]) -> ProcessMemory:
 
     Walks page tables: about 1 ms for each 100 MiB that are mapped, so not for every request.
     """
-    pss = anonymous = estimated = 0
+    pss = anonymous = shm = estimated = 0
     for pid in pids:
         fields = _kib_fields(read_static(proc_root / str(pid) / "smaps_rollup") or "")
         if "Pss" in fields:
             pss += fields["Pss"]
             # Pss_Anon came with Linux 5.4; before that, anonymous pages count in full.
             anonymous += fields.get("Pss_Anon", fields.get("Anonymous", 0))
+            shm += fields.get("Pss_Shmem", 0)
         elif numbers := (read_static(proc_root / str(pid) / "statm") or "").split():
             resident = (int(numbers[1]) - int(numbers[2])) * _PAGE_BYTES
             pss, anonymous, estimated = pss + resident, anonymous + resident, estimated + 1
-    return ProcessMemory(pss, anonymous, estimated)
+    return ProcessMemory(pss, anonymous, shm, estimated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ Rss:              120000 kB
 Pss:               {pss} kB
 Pss_Anon:          {anon} kB
 Pss_File:          40000 kB
+Pss_Shmem:          5000 kB
 Anonymous:         90000 kB
 """
 
@@ -38,7 +39,13 @@ def test_own_memory_is_the_sum_over_the_given_processes(tree: FakeTree) -> None:
     tree.write(tree.proc / "10" / "smaps_rollup", ROLLUP.format(pss=60000, anon=20000))
     tree.write(tree.proc / "11" / "smaps_rollup", ROLLUP.format(pss=30000, anon=10000))
     own = read_memory(tree.proc, tree.sys, [10, 11, 12]).own
-    assert (own.pss_bytes, own.anonymous_bytes, own.estimated) == (90000 << 10, 30000 << 10, 0)
+    assert (own.pss_bytes, own.anonymous_bytes, own.shm_bytes, own.estimated) == (
+        90000 << 10,
+        30000 << 10,
+        10000 << 10,
+        0,
+    )
+    assert own.held_bytes == 40000 << 10
 
 
 def test_unreadable_rollup_is_estimated_and_said_so(tree: FakeTree) -> None:
