@@ -131,17 +131,24 @@ _HONEST = {
     "two lanes": Script(9 * MS, lanes=2),
     "all cores": Script(5 * MS, cores=3),
 }
-_honest_submit = st.builds(lambda base, model: {**base, "model": model}, _submit, st.sampled_from([*_GOOD, *_HONEST]))
+_honest_submit = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(["4ms", "10ms", "35ms", *_HONEST]),
+        "within_ms": st.sampled_from([9, 12, 16, 24, 40, 60, 100]).map(lambda ms: ms + 0.5),
+        "firm": st.sampled_from([True, True, True, False]),
+        "priority": st.integers(0, 1),
+        "stream": st.sampled_from([None, None, None, "camera"]),
+        "queue_ms": st.sampled_from([None, None, None, 7.5]),
+    }
+)
 _honest = st.one_of(
-    st.tuples(st.just("submit"), _honest_submit),
-    st.tuples(st.just("submit"), _honest_submit),
-    st.tuples(st.just("submit"), _honest_submit),
+    *[st.tuples(st.just("submit"), _honest_submit)] * 5,
     st.tuples(st.just("cancel"), st.integers(0, 50)),
 )
 
 
 @given(
-    steps=st.lists(st.tuples(_pause, _honest), max_size=50),
+    steps=st.lists(st.tuples(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 7]), _honest), min_size=8, max_size=60),
     cores=st.integers(1, 3),
     queue_limit=st.integers(1, 12),
     nearby_ms=st.sampled_from([None, None, 20]),
@@ -153,9 +160,6 @@ def test_no_admitted_firm_request_is_broken_when_estimates_are_true(
     async def main() -> None:
         async with world(cores=cores, queue_limit=queue_limit, nearby_ms=nearby_ms) as w:
             w.scripts.update(_HONEST)
-            for _, (action, argument) in steps:
-                if action == "submit":
-                    argument["first_ms"] = None
             await _play(w, steps)
             for outcome in w.outcomes:
                 request = outcome.request
