@@ -107,6 +107,9 @@ class Connection:
         if not isinstance(event, h11.Request):
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+        # h11 bounds only what is incomplete; a head that came in one read is judged here
+        if sum(len(name) + len(value) for name, value in headers.items()) + len(event.target) > self._bounds.head_bytes:
+            raise BadRequest(431, f"the request's head has more than {self._bounds.head_bytes} bytes")
         return Head(event.method.decode("latin-1"), event.target.decode("latin-1"), headers)
 
     async def read_body(self, limit_bytes: int) -> bytes:

@@ -1,0 +1,371 @@
+"""The gateway over its real socket, spoken to in raw HTTP where that matters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgeinfer import oip
+from edgeinfer.clock import LoopClock
+from edgeinfer.errors import LinkError
+from edgeinfer.gateway.gateway import Gateway
+from edgeinfer.gateway.http import Bounds
+from edgeinfer.request import Ending, InferRequest, Placement, Reason, Refusal, Result
+from tests.gateway.serving import DIGEST, ScriptedSubmit, run_model, serving
+
+
+class Caller:
+    """A plain HTTP caller that shows everything."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> None:
+        lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(body)}"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        self.writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        await self.writer.drain()
+
+    async def receive(self) -> tuple[int, dict[str, str], bytes]:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        body = await self.reader.readexactly(int(headers["content-length"]))
+        return int(head[0].split()[1]), headers, body
+
+    async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
+        await self.send(method, path, body, **headers)
+        status, _, answer = await self.receive()
+        return status, json.loads(answer)
+
+
+@contextlib.asynccontextmanager
+async def calling(path: Path) -> Any:
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        yield Caller(reader, writer)
+    finally:
+        writer.close()
+
+
+DOUBLE_BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}]}).encode()
+
+
+async def test_documents() -> None:
+    async with serving(ScriptedSubmit(), status={"ready": True, "level": "warm"}) as (_, path), calling(path) as caller:
+        status, server = await caller.ask("GET", "/v2")
+        assert (status, server["name"]) == (200, "edgeinfer")
+        assert "binary_tensor_data" in server["extensions"]
+        assert await caller.ask("GET", "/v2/health/live") == (200, {"live": True})
+        assert await caller.ask("GET", "/v2/health/ready") == (200, {"ready": True})
+        assert await caller.ask("GET", "/status") == (200, {"ready": True, "level": "warm"})
+        status, models = await caller.ask("GET", "/v2/models")
+        assert [model["name"] for model in models] == ["support-intent", "double", "camera", "listen"]
+        status, model = await caller.ask("GET", "/v2/models/camera/versions/1.0.0")
+        assert status == 200
+        assert model["inputs"] == [{
+            "name": "image", "datatype": "UINT8", "shape": [1, -1, -1, 3],
+            "parameters": {"max_shape": [1, 64, 64, 3], "decode": "image"},
+        }]  # fmt: skip
+        assert model["parameters"]["digest"] == DIGEST
+        assert (await caller.ask("GET", "/v2/models/camera/ready"))[0] == 200
+
+
+UNKNOWN: dict[str, tuple[str, str, int]] = {
+    "path": ("GET", "/nothing", 404),
+    "part of a model": ("GET", "/v2/models/camera/nothing", 404),
+    "model": ("GET", "/v2/models/nope", 404),
+    "model to infer": ("POST", "/v2/models/nope/infer", 404),
+    "version": ("POST", "/v2/models/camera/versions/9.9.9/infer", 404),
+    "method": ("DELETE", "/v2/models/camera", 405),
+    "method to infer": ("GET", "/v2/models/camera/infer", 405),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+async def test_unknown(what: str) -> None:
+    method, target, expected = UNKNOWN[what]
+    submit = ScriptedSubmit()
+    async with serving(submit) as (_, path), calling(path) as caller:
+        status, answer = await caller.ask(method, target)
+        assert status == expected
+        assert answer["error"]
+    assert not submit.tickets
+
+
+async def test_not_ready_is_said() -> None:
+    async with serving(ScriptedSubmit(), status={"ready": False}) as (_, path), calling(path) as caller:
+        assert await caller.ask("GET", "/v2/health/ready") == (503, {"ready": False})
+
+
+async def test_infers_in_json_and_in_binary_on_one_connection() -> None:
+    async with serving(ScriptedSubmit()) as (gateway, path), calling(path) as caller:
+        status, answer = await caller.ask("POST", "/v2/models/double/infer", DOUBLE_BODY)
+        assert status == 200
+        assert answer["outputs"][0]["data"] == [2, 5]
+        payload = oip.encode_request([("x", "FP32", [1, 2], bytes(8))], parameters={"binary_data_output": True})
+        length = str(len(payload.header))
+        await caller.send("POST", "/v2/models/double/infer", oip.join(payload), inference_header_content_length=length)
+        status, headers, body = await caller.receive()
+        header, answered = oip.decode_response(*oip.split(body, int(headers["inference-header-content-length"])))
+        assert [tensor.name for tensor in header.outputs] == ["y", "n"]
+        assert bytes(answered.tensors[0]) == bytes(8)
+        assert gateway.snapshot().submitted == 2
+
+
+async def test_a_body_in_chunks_and_one_that_waits_to_be_asked_for() -> None:
+    async with serving(ScriptedSubmit()) as (_, path), calling(path) as caller:
+        head = "POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\n"
+        chunk = f"{len(DOUBLE_BODY):x}\r\n".encode() + DOUBLE_BODY + b"\r\n0\r\n\r\n"
+        caller.writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode() + chunk)
+        assert (await caller.receive())[0] == 200
+        caller.writer.write(f"{head}expect: 100-continue\r\ncontent-length: {len(DOUBLE_BODY)}\r\n\r\n".encode())
+        assert b"100" in await caller.reader.readuntil(b"\r\n\r\n")
+        caller.writer.write(DOUBLE_BODY)
+        assert (await caller.receive())[0] == 200
+
+
+async def test_requests_sent_ahead_are_answered_in_order() -> None:
+    async with serving(ScriptedSubmit(delay_s=0.01)) as (_, path), calling(path) as caller:
+        for number in range(5):
+            body = DOUBLE_BODY.replace(b"2.5", str(number).encode())
+            await caller.send("POST", "/v2/models/double/infer", body)
+        answers = [json.loads((await caller.receive())[2])["outputs"][0]["data"][1] for _ in range(5)]
+        assert answers == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("reason", [Reason.THERMAL, Reason.QUEUE_FULL, Reason.DEADLINE_UNREACHABLE])
+async def test_a_refusal_of_the_scheduler_reaches_the_caller(reason: Reason) -> None:
+    submit = ScriptedSubmit(lambda _: Refusal(reason, "81 C"))
+    async with serving(submit) as (_, path), calling(path) as caller:
+        status, answer = await caller.ask("POST", "/v2/models/double/infer", DOUBLE_BODY)
+        assert status in {503, 429, 504}
+        assert (answer["outcome"], answer["reason"], answer["detail"]) == ("rejected", reason.value, "81 C")
+
+
+async def test_what_does_not_fit_the_manifest_never_reaches_the_scheduler() -> None:
+    submit = ScriptedSubmit()
+    async with serving(submit) as (gateway, path), calling(path) as caller:
+        status, answer = await caller.ask("POST", "/v2/models/double/infer", DOUBLE_BODY.replace(b'"x"', b'"z"'))
+        assert (status, answer["reason"]) == (400, "input_invalid")
+        assert "there is no input 'z'; double takes x" in answer["error"]
+        assert gateway.snapshot().refused == {"input_invalid": 1}
+    assert not submit.tickets
+
+
+async def _eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_caller_that_hangs_up_has_its_request_cancelled() -> None:
+    submit = ScriptedSubmit(delay_s=30)
+    async with serving(submit) as (gateway, path):
+        async with calling(path) as caller:
+            await caller.send("POST", "/v2/models/double/infer", DOUBLE_BODY)
+            await _eventually(lambda: submit.tickets)
+        await _eventually(lambda: submit.tickets[0].done)
+        assert submit.tickets[0].cancelled.is_set()
+        await _eventually(lambda: gateway.snapshot().connections == 0)
+        assert gateway.snapshot().abandoned == 1
+
+
+class _CountedLease:
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+async def test_every_lease_is_given_back_once_even_when_nobody_reads() -> None:
+    leases: list[_CountedLease] = []
+
+    def large(request: InferRequest) -> Ending:
+        leases.append(_CountedLease())
+        payload = oip.encode_response([("y", "FP32", [1 << 20, 2], bytes(8 << 20))])
+        return Result(payload, Placement.LOCAL, "d", "1.0.0", "fp32", lease=leases[-1])
+
+    body = DOUBLE_BODY[:-1] + b', "parameters": {"binary_data_output": true}}'
+    async with serving(ScriptedSubmit(large), bounds=Bounds(write_s=0.2)) as (gateway, path):
+        async with calling(path) as caller:
+            await caller.send("POST", "/v2/models/double/infer", body)
+            status, _, answer = await caller.receive()
+            assert (status, len(answer) > 8 << 20) == (200, True)
+        async with calling(path) as deaf:
+            await deaf.send("POST", "/v2/models/double/infer", body)
+            await _eventually(lambda: len(leases) == 2 and leases[1].released)
+        await _eventually(lambda: gateway.snapshot().connections == 0)
+    assert [lease.released for lease in leases] == [1, 1]
+
+
+async def test_bounds_connections() -> None:
+    async with serving(ScriptedSubmit(), bounds=Bounds(connections=2)) as (gateway, path):
+        async with calling(path) as one, calling(path) as two:
+            assert (await one.ask("GET", "/v2"))[0] == (await two.ask("GET", "/v2"))[0] == 200
+            async with calling(path) as three:
+                status, _, answer = await three.receive()
+                assert status == 503
+                assert b"2 connections are open" in answer
+        await _eventually(lambda: gateway.snapshot().connections == 0)
+        async with calling(path) as again:
+            assert (await again.ask("GET", "/v2"))[0] == 200
+
+
+async def test_bounds_a_body_by_what_the_model_can_take() -> None:
+    async with serving(ScriptedSubmit()) as (_, path), calling(path) as caller:
+        caller.writer.write(
+            b"POST /v2/models/support-intent/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n"
+            + bytes(2 << 20)
+        )
+        status, headers, answer = await caller.receive()
+        assert status == 413
+        assert headers["connection"] == "close"
+        assert b"which no valid request has" in answer
+
+
+async def test_bounds_all_bodies_in_flight_together() -> None:
+    bounds = Bounds(body_bytes_in_flight=1000)
+    submit = ScriptedSubmit(delay_s=0.3)
+    async with serving(submit, bounds=bounds) as (_, path), calling(path) as one, calling(path) as two:
+        body = DOUBLE_BODY + b" " * 700
+        await one.send("POST", "/v2/models/double/infer", body)
+        await _eventually(lambda: submit.tickets)
+        status, answer = await two.ask("POST", "/v2/models/double/infer", body)
+        assert status == 429
+        assert "in flight" in answer["error"]
+        assert (await one.receive())[0] == 200
+        assert (await one.ask("POST", "/v2/models/double/infer", body))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /v2 HT", b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"]
+)
+async def test_a_caller_that_stays_silent_is_let_go(sent: bytes) -> None:
+    bounds = Bounds(idle_s=0.1, head_s=0.1, body_s=0.1)
+    async with serving(ScriptedSubmit(), bounds=bounds) as (gateway, path), calling(path) as caller:
+        caller.writer.write(sent)
+        await asyncio.wait_for(caller.reader.read(), 5)
+        await _eventually(lambda: gateway.snapshot().connections == 0)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01 not http\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+async def test_what_is_no_http_is_told_so_and_closed(sent: bytes) -> None:
+    async with serving(ScriptedSubmit()) as (gateway, path), calling(path) as caller:
+        caller.writer.write(sent)
+        answer = await asyncio.wait_for(caller.reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 4")
+        await _eventually(lambda: gateway.snapshot().connections == 0)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n",
+                b"POST /v2/models/double/infer HTTP/1.1\r\n",
+                b"host: x\r\n",
+                b"content-length: 5\r\n\r\n",
+                b"transfer-encoding: chunked\r\n\r\n",
+                b"5\r\nhello\r\n",
+                b"0\r\n\r\n",
+                b"expect: 100-continue\r\n",
+                b"connection: close\r\n",
+                b"%2e%2e/%ff",
+                b"\r\n",
+            ]
+        )
+        | st.binary(max_size=20),
+        max_size=8,
+    )
+)
+def test_no_bytes_of_a_caller_end_the_gateway(pieces: list[bytes]) -> None:
+    async def main() -> None:
+        async with serving(ScriptedSubmit(), bounds=Bounds(idle_s=0.02, head_s=0.02, body_s=0.02)) as (_, path):
+            async with calling(path) as rude:
+                for piece in pieces:
+                    rude.writer.write(piece)
+                with contextlib.suppress(ConnectionError):
+                    await asyncio.wait_for(rude.reader.read(), 5)
+            async with calling(path) as polite:
+                assert (await polite.ask("GET", "/v2/health/live"))[0] == 200
+
+    asyncio.run(main())
+
+
+async def test_only_owner_and_group_may_ask(tmp_path: Path) -> None:
+    async with serving(ScriptedSubmit()) as (_, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def _gateway(path: Path) -> Gateway:
+    return Gateway(
+        socket_path=path, submit=ScriptedSubmit(run_model), models=tuple, status=dict,
+        clock=LoopClock(asyncio.get_running_loop()),
+    )  # fmt: skip
+
+
+async def test_takes_over_the_socket_of_a_service_that_is_gone_but_not_of_one_that_lives() -> None:
+    async with serving(ScriptedSubmit()) as (_, path):
+        with pytest.raises(LinkError, match="another service listens"):
+            await _gateway(path).run()
+        async with calling(path) as caller:
+            assert (await caller.ask("GET", "/v2"))[0] == 200
+        stale = path.with_name("stale")
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(stale))
+        task = asyncio.create_task(_gateway(stale).run())
+        await _eventually(lambda: _connects(stale))
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _connects(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as trial, contextlib.suppress(OSError):
+        trial.connect(str(path))
+        return True
+    return False
+
+
+async def test_says_why_a_socket_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path, text in (
+        (tmp_path / "file", "is no socket"),
+        (tmp_path / "file/s", "cannot listen"),
+        (tmp_path / ("s" * 120), "more than 107 bytes"),
+    ):
+        with pytest.raises(LinkError, match=text):
+            await _gateway(path).run()
+    assert (tmp_path / "file").read_text() == "x"
+
+
+async def test_stopping_ends_open_connections_and_cancels_what_they_wait_for() -> None:
+    submit = ScriptedSubmit(delay_s=30)
+    async with asyncio.timeout(5), serving(submit) as (_, path):
+        reader, writer = await asyncio.open_unix_connection(path)
+        await Caller(reader, writer).send("POST", "/v2/models/double/infer", DOUBLE_BODY)
+        await _eventually(lambda: submit.tickets)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert submit.tickets[0].cancelled.is_set()
+    writer.close()

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeinfer import oip
+from edgeinfer.artifact.manifest import Manifest
+from edgeinfer.gateway.catalog import ModelInfo
+from edgeinfer.gateway.intake import Intake, take_request
+from edgeinfer.request import DataScope, Reason, Refusal
+from tests.gateway.serving import DIGEST, DOUBLE, INTENT, LISTEN
+
+NOW = 1_000_000_000
+
+
+def _take(model: Manifest, body: bytes, headers: dict[str, str] | None = None) -> Intake | Refusal:
+    return take_request(ModelInfo(model, DIGEST, ready=True), None, headers or {}, body, now_ns=NOW)
+
+
+def _body(parameters: dict[str, Any] | None = None, outputs: list[Any] | None = None) -> bytes:
+    return msgspec.json.encode(
+        {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [[1, 2]]}],
+            "parameters": parameters or {},
+            "outputs": outputs or [],
+        }
+    )
+
+
+def _taken(parameters: dict[str, Any] | None = None, headers: dict[str, str] | None = None) -> Intake:
+    taken = _take(DOUBLE, _body(parameters), headers)
+    assert isinstance(taken, Intake), taken
+    return taken
+
+
+def test_defaults_are_firm_on_this_device_within_ten_seconds() -> None:
+    request = _taken().request
+    assert request.deadlines.total_ns == NOW + 10_000_000_000
+    assert (request.scope, request.firm, request.accept_late, request.priority) == (DataScope.DEVICE, True, False, 0)
+    assert (request.stream, request.sequence_start, request.version) == (None, False, None)
+    assert request.timeline.received_ns == NOW
+
+
+def test_the_models_own_deadline_is_the_default_and_the_header_wins() -> None:
+    body = msgspec.json.encode(
+        {"inputs": [{"name": "audio", "datatype": "FP32", "shape": [1, 512], "data": [0.0] * 512}]}
+    )
+    taken = _take(LISTEN, body)
+    assert isinstance(taken, Intake)
+    assert taken.request.deadlines.total_ns == NOW + 32_000_000
+    both = _taken({"deadline_ms": 20}, {"edgeinfer-deadline-ms": "2.5"})
+    assert both.request.deadlines.total_ns == NOW + 2_500_000
+
+
+def test_parameters_reach_the_request() -> None:
+    request = _taken({
+        "priority": 3, "firm": False, "accept_late": True, "scope": "site", "sequence_id": 42, "sequence_start": True,
+    }).request  # fmt: skip
+    assert (request.priority, request.firm, request.accept_late) == (3, False, True)
+    assert request.scope is DataScope.SITE
+    assert (request.stream, request.sequence_start) == ("client:42", True)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"deadline_ms": 0}, {"deadline_ms": -1}, {"deadline_ms": "soon"}, {"deadline_ms": True}, {"deadline_ms": []},
+        {"deadline_ms": 1e12}, {"deadline_ms": "nan"}, {"priority": 1.5}, {"priority": 10**6}, {"priority": True},
+        {"scope": "world"}, {"scope": None}, {"firm": 1}, {"accept_late": "yes"}, {"sequence_start": 0},
+        {"sequence_id": []}, {"sequence_id": "x" * 129}, {"sequence_id": True},
+    ],
+)  # fmt: skip
+def test_refuses_parameters_that_mean_nothing(parameters: dict[str, Any]) -> None:
+    refusal = _take(DOUBLE, _body(parameters))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.INPUT_INVALID
+    assert next(iter(parameters)) in refusal.detail
+
+
+@pytest.mark.parametrize(
+    ("parameters", "outputs", "binary"),
+    [
+        ({}, [], False),
+        ({"binary_data_output": True}, [], True),
+        ({}, [{"name": "y", "parameters": {"binary_data": True}}], True),
+        ({"binary_data_output": True}, [{"name": "y", "parameters": {"binary_data": False}}], False),
+        ({}, [{"name": "y", "parameters": {"binary_data": True}}, {"name": "n"}], frozenset({"y"})),
+    ],
+)
+def test_form_of_the_answer(parameters: dict[str, Any], outputs: list[Any], binary: frozenset[str] | bool) -> None:
+    taken = _take(DOUBLE, _body(parameters, outputs))
+    assert isinstance(taken, Intake)
+    assert taken.binary == binary
+
+
+def test_refuses_an_output_that_there_is_not() -> None:
+    refusal = _take(DOUBLE, _body(outputs=[{"name": "z"}]))
+    assert refusal == Refusal(Reason.INPUT_INVALID, "there is no output 'z'; double gives y, n")
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "999999", "1e3", "²"])
+def test_refuses_a_header_length_that_is_none(length: str) -> None:
+    refusal = _take(DOUBLE, _body(), {"inference-header-content-length": length})
+    assert isinstance(refusal, Refusal)
+
+
+@given(body=st.binary(max_size=200), length=st.none() | st.integers(0, 300))
+def test_any_body_is_refused_and_none_crashes(body: bytes, length: int | None) -> None:
+    headers = {} if length is None else {"inference-header-content-length": str(length)}
+    assert isinstance(_take(INTENT, body, headers), Refusal)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=8,
+)
+names = st.sampled_from(["x", "text", "y", ""]) | st.text(max_size=3)
+tensors = st.fixed_dictionaries(
+    {"name": names},
+    optional={
+        "datatype": st.sampled_from(["FP32", "BYTES", "INT64", "BF16", "FP16", "BOOL", "?"]),
+        "shape": st.lists(st.integers(-2, 5), max_size=4) | json_values,
+        "data": json_values,
+        "parameters": st.dictionaries(
+            st.sampled_from(["binary_data_size", "content_type", "binary_data"]), json_values, max_size=2
+        ),
+    },
+)
+bodies = st.fixed_dictionaries(
+    {"inputs": st.lists(tensors, max_size=2)},
+    optional={
+        "outputs": st.lists(tensors, max_size=2),
+        "id": st.text(max_size=4),
+        "parameters": st.dictionaries(
+            st.sampled_from(["deadline_ms", "priority", "scope", "firm", "sequence_id", "binary_data_output"]),
+            json_values,
+            max_size=3,
+        ),
+    },
+)
+
+
+@given(body=bodies, model=st.sampled_from([INTENT, DOUBLE]), tail=st.binary(max_size=12))
+def test_any_json_is_taken_or_refused_and_none_crashes(body: Any, model: Manifest, tail: bytes) -> None:
+    encoded = msgspec.json.encode(body)
+    taken = _take(model, encoded + tail, {"inference-header-content-length": str(len(encoded))})
+    if isinstance(taken, Intake):
+        header = oip.request_header(taken.request.payload)
+        assert len(header.inputs) == len(taken.request.payload.tensors)
+    else:
+        assert taken.detail
