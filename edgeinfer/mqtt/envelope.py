@@ -267,7 +267,7 @@ class Advert(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Record = Status | State | Report | Event | Command | Reply | Advert
-R = TypeVar("R", Status, State, Report, Event, Command, Reply, Advert)
+R = TypeVar("R", bound=msgspec.Struct)
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
