@@ -12,12 +12,15 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
+
+KILL_PATIENCE_S: Final = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -72,6 +75,18 @@ def offer_to_oom_killer(score_adj: int) -> None:
             file.write(str(score_adj).encode())
 
 
+def reap_group(group: int, known: Collection[int] = ()) -> None:
+    """Reap the children of ours that have ended in a process group and that nobody else waits for.
+
+    A subreaper inherits what its children leave behind, and nobody else will read how that ended. `known` are the
+    pids that somebody follows.
+    """
+    peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with contextlib.suppress(ChildProcessError):
+        while (info := os.waitid(os.P_PGID, group, peek)) is not None and info.si_pid not in known:
+            os.waitid(os.P_PID, info.si_pid, os.WEXITED | os.WNOHANG)
+
+
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
     """How a process ended: with an exit code, or by a signal; neither when it is not known."""
@@ -123,6 +138,15 @@ class Child:
     def kill(self) -> None:
         """Send SIGKILL; `ended` resolves once the process is gone."""
         self.signal(signal.SIGKILL)
+
+    async def killed(self) -> bool:
+        """Send SIGKILL and wait until the process is reaped, but not for ever.
+
+        False when it is still there after `KILL_PATIENCE_S`: then it is stuck in the kernel, on a dying SD card say.
+        """
+        self.kill()
+        await asyncio.wait([self.ended], timeout=KILL_PATIENCE_S)
+        return not self.is_running
 
     def _reap(self) -> None:
         status = ExitStatus()

@@ -202,8 +202,7 @@ class Nursery:
         zygote.channel.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(zygote.child.ended), _CLOSE_GRACE_S)
-        zygote.child.kill()
-        await zygote.child.ended
+        await zygote.child.killed()
         self._fail_waiters(zygote, "the nursery is closed")
 
     async def _ready_zygote(self, deadline_ns: int) -> _Zygote:
@@ -342,10 +341,7 @@ class Nursery:
 
         They end by themselves, because the daemon's end of their channel is closed.
         """
-        peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        with contextlib.suppress(ChildProcessError):
-            while (info := os.waitid(os.P_PGID, zygote_pid, peek)) is not None and info.si_pid not in self._known:
-                os.waitid(os.P_PID, info.si_pid, os.WEXITED | os.WNOHANG)
+        lineage.reap_group(zygote_pid, self._known)
 
     def _may_be_chance(self, zygote: _Zygote, status: ExitStatus) -> bool:
         """Whether somebody killed it (the out-of-memory killer, say) and not the import."""

@@ -22,7 +22,7 @@ from edgeinfer.errors import ProtocolError, SessionError
 from edgeinfer.request import Payload
 from edgeinfer.worker.channel import DaemonEnd, close_all
 from edgeinfer.worker.flight import CRASHED, WORKER_LOST, Flights, RunEnding, RunOrder, RunResult
-from edgeinfer.worker.lineage import ExitStatus
+from edgeinfer.worker.lineage import KILL_PATIENCE_S, ExitStatus
 from edgeinfer.worker.memory import read_memory
 from edgeinfer.worker.messages import (
     PROTOCOL,
@@ -127,7 +127,7 @@ class Worker:
             await worker._load(deadline_ns)
         except BaseException:
             worker._kill(EndCause.LOAD_FAILED, f"{spec.title} was not loaded")
-            await asyncio.shield(worker.died)
+            await worker._child.killed()
             raise
         return worker
 
@@ -219,14 +219,21 @@ class Worker:
                     raise SessionError("affinity", f"{self.spec.title} on CPUs {mask}: {error.strerror}") from error
 
     async def stop(self, *, grace_ns: int = 2 * NS_PER_S) -> WorkerEnd:
-        """Let the runs that it has finish within the grace, end the process, and wait until it is reaped."""
+        """Let the runs that it has finish within the grace, end the process, and wait until it is reaped.
+
+        A process that is stuck in the kernel is not waited for beyond `KILL_PATIENCE_S`; its memory comes back when
+        `died` says so.
+        """
         if self.is_alive:
             self._end_cause, self._end_detail = EndCause.STOPPED, "asked to stop"
             self._flights.close("its worker is stopping")
             with contextlib.suppress(ProtocolError):
                 self.send(Stop())
             await asyncio.wait([self.died], timeout=grace_ns / NS_PER_S)
-        self._child.kill()
+        if not await self._child.killed():
+            stuck = f"worker {self.pid} is stuck in the kernel: not gone {KILL_PATIENCE_S:g} s after SIGKILL"
+            _log.error("worker stuck model=%r pid=%d", self.spec.title, self.pid)
+            return WorkerEnd(self._end_cause or EndCause.STOPPED, ExitStatus(), stuck)
         return await asyncio.shield(self.died)
 
     def kill(self, detail: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer.worker.lineage import Child, ExitStatus
+from edgeinfer.worker.lineage import Child, ExitStatus, become_subreaper, reap_group
 from edgeinfer.worker.nursery import Nursery, NurseryState
 from tests.worker import graphs
 from tests.worker.conftest import StartWorker, floats, in_ms, output, process_is_gone, request_of
@@ -165,6 +165,23 @@ async def test_child_that_somebody_else_reaped_is_still_seen_to_end() -> None:
     child = Child(pid, asyncio.get_running_loop())
     os.waitpid(pid, 0)
     assert str(await asyncio.wait_for(child.ended, 5)) == "gone"
+
+
+async def test_what_a_child_left_behind_is_reaped_but_not_what_somebody_waits_for() -> None:
+    become_subreaper()
+    command = ["/bin/sh", "-c", "sleep 60 & echo $! && exec sleep 60"]
+    shell = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert shell.stdout is not None
+    orphan = int(shell.stdout.readline())
+    os.killpg(shell.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, shell.pid, os.WEXITED | os.WNOWAIT)
+    reap_group(shell.pid, known={shell.pid})
+    assert shell.wait(1) == -signal.SIGKILL  # its status was left for us
+    async with asyncio.timeout(3):
+        while Path(f"/proc/{orphan}").exists():
+            reap_group(shell.pid)
+            await asyncio.sleep(0.01)
+    shell.stdout.close()
 
 
 async def test_exit_status_reads_well() -> None:
