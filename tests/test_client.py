@@ -1,0 +1,261 @@
+"""The client against a real gateway on a real socket, in front of a scripted scheduler."""
+
+from __future__ import annotations
+
+import array
+import json
+import math
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeinfer import oip
+from edgeinfer.client import Client, DeadlineExpired, Media, Rejected, Tensor
+from edgeinfer.errors import LinkError, ProtocolError, SessionError
+from edgeinfer.gateway.http import Bounds
+from edgeinfer.request import DataScope, Ending, Expired, Failure, Reason, Refusal
+from tests.gateway.serving import DIGEST, ScriptedSubmit, run_model, serving_in_thread
+
+
+@pytest.fixture
+def submit() -> ScriptedSubmit:
+    return ScriptedSubmit()
+
+
+@pytest.fixture
+def socket_path(submit: ScriptedSubmit) -> Iterator[Path]:
+    with serving_in_thread(submit, status={"ready": True, "x": 1}) as (_, path):
+        yield path
+
+
+@pytest.fixture
+def client(socket_path: Path) -> Iterator[Client]:
+    with Client(socket_path) as client:
+        yield client
+
+
+def test_asks_about_a_text(client: Client) -> None:
+    answer = client.infer_text("support-intent", "I was charged twice for my invoice", deadline_ms=1000)
+    assert answer.label == "support_request"
+    assert answer.score == pytest.approx(0.9427, abs=5e-5)
+    assert (answer.placement, answer.where, answer.variant, answer.digest) == ("local", "dev-1", "fp32", DIGEST)
+    assert (answer.model, answer.version, answer.late) == ("support-intent", "1.0.0", False)
+    assert answer["probability"].elements() == [pytest.approx(answer.score)]
+    assert client.infer("support-intent", "hello, thanks").label == "other"
+
+
+VALUES: dict[str, Any] = {
+    "nested lists": [[1, 2], [3, 4]],
+    "numpy": np.array([[1, 2], [3, 4]], np.float32),
+    "numpy, big-endian": np.array([[1, 2], [3, 4]], ">f4"),
+    "numpy, not contiguous": np.array([[1, 3], [2, 4]], np.float32).T,
+    "memoryview": memoryview(array.array("f", [1, 2, 3, 4])).cast("B").cast("f", (2, 2)),
+    "tensor": Tensor("FP32", [2, 2], array.array("f", [1, 2, 3, 4]).tobytes()),
+}
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_takes_an_input_as(client: Client, what: str) -> None:
+    answer = client.infer("double", {"x": VALUES[what]})
+    assert answer["y"].shape == (2, 2)
+    assert answer["y"].elements() == [2, 4, 6, 8]
+    assert answer["y"].as_numpy().tolist() == [[2, 4], [6, 8]]
+    assert answer["n"].elements() == [4]
+
+
+UNWRITABLE: dict[str, tuple[Any, str]] = {
+    "ragged lists": ([[1, 2], [3]], "not all of one length"),
+    "a word": ([["a", "b"]], "not all elements are FP32"),
+    "complex numbers": (np.zeros((1, 2), np.complex64), "'<c8' cannot be sent"),
+    "characters": (memoryview(b"ab").cast("c"), "format 'c'"),
+}
+
+
+@pytest.mark.parametrize("what", UNWRITABLE)
+def test_says_which_input_cannot_be_written(client: Client, submit: ScriptedSubmit, what: str) -> None:
+    value, text = UNWRITABLE[what]
+    with pytest.raises(ProtocolError, match=f"input 'x'.*{text}"):
+        client.infer("double", {"x": value})
+    assert not submit.tickets
+
+
+def test_only_the_outputs_that_were_asked_for(client: Client) -> None:
+    answer = client.infer("double", [[1, 2]], outputs=["n"])
+    assert [output.name for output in answer.outputs] == ["n"]
+    with pytest.raises(KeyError, match="no output 'y'; there are n"):
+        answer["y"]
+
+
+def test_options_reach_the_scheduler(client: Client, submit: ScriptedSubmit) -> None:
+    client.infer(
+        "double", [[1, 2]], version="1.0.0", deadline_ms=250, priority=2, firm=False, accept_late=True, scope="site",
+        sequence_id="s", sequence_start=True,
+    )  # fmt: skip
+    request = submit.tickets[0].request
+    assert request.deadlines.total_ns - request.timeline.received_ns == 250_000_000
+    assert (request.version, request.priority, request.firm, request.accept_late) == ("1.0.0", 2, False, True)
+    assert (request.scope, request.stream, request.sequence_start) == (DataScope.SITE, "client:s", True)
+
+
+def test_media_reach_the_worker_as_they_are(client: Client, submit: ScriptedSubmit, tmp_path: Path) -> None:
+    (tmp_path / "frame.jpg").write_bytes(b"\xff\xd8jpeg")
+    client.infer_file("camera", tmp_path / "frame.jpg")
+    client.infer("camera", {"image": Media(b"\xff\xd8jpeg", "image/jpeg")})
+    for ticket in submit.tickets:
+        header = oip.request_header(ticket.request.payload)
+        assert header.inputs[0].parameters["content_type"] == "image/jpeg"
+        assert bytes(oip.bytes_elements(ticket.request.payload.tensors[0])[0]) == b"\xff\xd8jpeg"
+    with pytest.raises(Rejected, match=r"takes image/jpeg or image/png; application/pdf came"):
+        client.infer_media("camera", b"%PDF", "application/pdf")
+
+
+ENDINGS: dict[str, tuple[Ending, type[Exception], str]] = {
+    "refused": (Refusal(Reason.THERMAL, "81 C"), Rejected, r"rejected \(thermal\): 81 C"),
+    "expired": (Expired("500 ms"), DeadlineExpired, r"expired \(queued\): 500 ms"),
+    "failed": (Failure("crashed", "SIGSEGV"), SessionError, "crashed: SIGSEGV"),
+}
+
+
+@pytest.mark.parametrize("what", ENDINGS)
+def test_a_request_that_is_not_answered_raises_why(client: Client, submit: ScriptedSubmit, what: str) -> None:
+    ending, error, text = ENDINGS[what]
+    submit.script = lambda _: ending
+    with pytest.raises(error, match=text) as caught:
+        client.infer("double", [[1, 2]])
+    assert getattr(caught.value, "reason", None) in {"thermal", "crashed", None}
+    submit.script = run_model
+    assert client.infer("double", [[1, 2]])["y"].elements() == [2, 4]
+
+
+def test_names_what_there_is(client: Client) -> None:
+    with pytest.raises(Rejected, match=r"there is no model 'nope'; there are: support-intent 1\.0\.0") as caught:
+        client.infer_text("nope", "x")
+    assert caught.value.reason == "model_unavailable"
+    with pytest.raises(Rejected, match="no input 'z'; double takes x"):
+        client.infer("double", {"z": [[1, 2]]})
+
+
+def test_tells_about_models_and_itself(client: Client) -> None:
+    assert [model["name"] for model in client.models()] == ["support-intent", "double", "camera", "listen"]
+    assert client.model("listen")["parameters"]["stateful"] is True
+    assert client.status() == {"ready": True, "x": 1}
+    assert client.ready()
+
+
+def test_an_answer_is_plain_data_for_json(client: Client) -> None:
+    document = client.infer("double", [[math.nan, 2]]).to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False))["outputs"][0] == {
+        "name": "y", "datatype": "FP32", "shape": [1, 2], "data": [None, 4.0],
+    }  # fmt: skip
+
+
+def test_a_large_tensor_comes_through_whole(client: Client) -> None:
+    given = np.arange(1 << 18, dtype=np.float32).reshape(-1, 2)
+    assert np.array_equal(client.infer("double", given)["y"].as_numpy(), 2 * given)
+
+
+def test_a_body_that_is_refused_before_it_was_sent_is_explained(client: Client) -> None:
+    with pytest.raises(ProtocolError, match="which no valid request has"):
+        client.infer("support-intent", {"text": Tensor("BYTES", [1], oip.bytes_element(bytes(32 << 20)))})
+    assert client.infer("double", [[1, 2]])["n"].elements() == [2]
+
+
+def test_no_daemon_is_a_link_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEINFER_SOCKET", str(tmp_path / "none"))
+    client = Client()
+    assert not client.ready()
+    with pytest.raises(LinkError, match=r"no edgeinfer on .*none: No such file or directory; start it"):
+        client.infer("double", [[1, 2]])
+
+
+def test_a_restarted_daemon_is_found_again(tmp_path: Path, submit: ScriptedSubmit) -> None:
+    with serving_in_thread(submit) as (_, path):
+        client = Client(path)
+        client.infer("double", [[1, 2]])
+    with pytest.raises(LinkError):
+        client.infer("double", [[1, 2]])
+    with serving_in_thread(submit) as (_, path):
+        client.socket = path
+        assert client.infer("double", [[1, 2]])["n"].elements() == [2]
+    client.close()
+
+
+def test_a_connection_that_was_closed_for_idling_is_replaced_without_a_word(submit: ScriptedSubmit) -> None:
+    with serving_in_thread(submit, bounds=Bounds(idle_s=0.05)) as (gateway, path), Client(path) as client:
+        client.infer("double", [[1, 2]])
+        give_up = time.monotonic() + 5
+        while gateway.snapshot().connections and time.monotonic() < give_up:
+            time.sleep(0.01)
+        client.infer("double", [[1, 2]])
+        assert len(submit.tickets) == 2
+
+
+def _served_once(answer: bytes, folder: Path) -> Path:
+    """Return a socket on which somebody answers one request with these bytes, or keeps silent when there are none."""
+    path = folder / "s"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        peer, _ = listener.accept()
+        with peer, listener:
+            peer.recv(65536)
+            peer.sendall(answer)
+            if not answer:
+                peer.recv(1)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return path
+
+
+STRANGERS: dict[str, tuple[bytes, type[Exception]]] = {
+    "another protocol": (b"220 mail ready\r\n", ProtocolError),
+    "a web server": (b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>", ProtocolError),
+    "one that hangs up": (b"HTTP/1.1 200 OK\r\ncontent-length: 60\r\n\r\n[", ProtocolError),
+    "a list for a document": (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]", ProtocolError),
+}
+
+
+@pytest.mark.parametrize("what", STRANGERS)
+def test_somebody_else_on_the_socket_is_told_apart(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer, error = STRANGERS[what]
+    with pytest.raises(error):
+        Client(_served_once(answer, Path())).status()
+
+
+def test_a_hung_daemon_is_given_up_soon_after_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("edgeinfer.client._PATIENCE_S", 0.1)
+    with pytest.raises(LinkError, match=r"did not answer within 0\.2 s"):
+        Client(_served_once(b"", Path())).infer("m", {"x": Tensor("FP32", [1], bytes(4))}, deadline_ms=100)
+
+
+def test_an_interrupted_call_never_gives_its_answer_to_the_next(client: Client, submit: ScriptedSubmit) -> None:
+    client.infer("double", [[1, 2]])
+    connection = client._connection
+    assert connection is not None
+    connection.getresponse = lambda: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        client.infer("double", [[5, 6]])
+    assert client.infer("double", [[1, 2]])["y"].elements() == [2, 4]
+
+
+def test_asking_needs_neither_numpy_nor_onnxruntime(socket_path: Path) -> None:
+    code = (
+        "import sys; from edgeinfer import Client; c = Client(sys.argv[1]);"
+        "a = c.infer('double', [[1, 2]]); print(a['y'].elements(), 'numpy' in sys.modules, 'onnxruntime' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(socket_path)], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.split() == ["[2.0,", "4.0]", "False", "False"]
