@@ -1,0 +1,266 @@
+"""Whatever peers advertise and callers ask: data goes only where its scope allows, to exactly its own bundle."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeinfer.clock import LoopClock
+from edgeinfer.config import OffloadSection
+from edgeinfer.execution.offload import KnownModel, OffloadExecutor
+from edgeinfer.execution.peer import may_travel
+from edgeinfer.mqtt.backoff import LinkState
+from edgeinfer.mqtt.envelope import Advert, AdvertModel, encode
+from edgeinfer.mqtt.exchange import Answer, cancelled, encode_answer
+from edgeinfer.mqtt.message import Keep, Message
+from edgeinfer.mqtt.stamp import Stamp
+from edgeinfer.mqtt.topics import Topics
+from edgeinfer.oip import encode_response
+from edgeinfer.request import (
+    DataScope,
+    Deadlines,
+    InferRequest,
+    OutcomeKind,
+    Payload,
+    Reason,
+    Refusal,
+    Result,
+    Timeline,
+)
+from tests.virtual_time import run_virtual
+
+MS = 1_000_000
+STAMP = Stamp("", clock_synced=True, boot="", mono_ns=0)
+TOPICS = Topics("p", "s", "d")
+DIGESTS = {"m": "digest-m", "n": "digest-n"}
+
+
+class RecordingLink:
+    """A link in memory: records what is published, and answers as `behave` says."""
+
+    def __init__(self, behave: Callable[[Message], Answer | int | None] = lambda _: None) -> None:
+        self.connected = True
+        self.max_packet_bytes: int | None = None
+        self.published: list[Message] = []
+        self.sent: list[Message] = []
+        self._behave = behave
+        self._handlers: dict[str, Callable[[Message], None]] = {}
+        self._watchers: list[Callable[[LinkState], None]] = []
+
+    def subscribe(self, topic_filter: str, handler: Callable[[Message], None], *, qos: int = 1) -> None:
+        self._handlers[topic_filter] = handler
+
+    def on_state(self, callback: Callable[[LinkState], None]) -> None:
+        self._watchers.append(callback)
+
+    def send(self, message: Message, keep: Keep) -> None:
+        self.sent.append(message)
+
+    async def publish(self, message: Message, *, timeout_s: float) -> int:
+        self.published.append(message)
+        reaction = self._behave(message)
+        if isinstance(reaction, Answer):
+            assert message.correlation is not None
+            body = encode_response([("y", "FP32", [1], b"\0\0\0\0")])
+            answer = replace(reaction, correlation=message.correlation)
+            self.deliver(encode_answer(answer, body, topic=TOPICS.offload_reply, expiry_s=1))
+            return 0
+        return reaction or 0
+
+    def deliver(self, message: Message) -> None:
+        """Hand a message to whoever subscribed, as if the broker had sent it."""
+        key = TOPICS.offload_reply if message.topic == TOPICS.offload_reply else TOPICS.adverts_filter
+        self._handlers[key](message)
+
+    def become(self, state: LinkState) -> None:
+        self.connected = state is LinkState.CONNECTED
+        for watcher in self._watchers:
+            watcher(state)
+
+
+def advert(name: str, advert: Advert) -> Message:
+    return Message(TOPICS.advert(name), encode(advert), retain=True)
+
+
+def offering(*models: str, location: str = "site", **changes: object) -> Advert:
+    offers = [AdvertModel(model, "1.0.0", DIGESTS[model]) for model in models]
+    base = Advert(online=True, stamp=STAMP, location=location, models=offers, period_ms=1000)
+    return Advert(**{field: getattr(base, field) for field in Advert.__struct_fields__} | changes)
+
+
+def executor_on(link: RecordingLink, *, seed: int = 1) -> OffloadExecutor:
+    return OffloadExecutor(
+        link,
+        TOPICS,
+        OffloadSection(),
+        lookup=lambda model, _: KnownModel(DIGESTS[model]) if model in DIGESTS else None,
+        clock=LoopClock(asyncio.get_running_loop()),
+        dice=random.Random(seed),
+    )
+
+
+def ask_for(model: str = "m", scope: DataScope = DataScope.SITE, within_ms: float = 100) -> InferRequest:
+    now_ns = round(asyncio.get_running_loop().time() * 1e9)
+    return InferRequest(model, Payload(b"{}"), Deadlines(now_ns + round(within_ms * MS)), Timeline(now_ns), scope=scope)
+
+
+def ok(message: Message) -> Answer:
+    digest = message.user_value("digest") or ""
+    return Answer(OutcomeKind.OK, b"", version="1.0.0", variant="fp32", digest=digest)
+
+
+adverts = st.builds(
+    lambda location, online, models, digest, draining, limit: Advert(
+        online=online, stamp=STAMP, location=location, draining=draining, max_request_bytes=limit, period_ms=1000,
+        models=[AdvertModel(model, "1.0.0", digest or DIGESTS[model]) for model in models],
+    ),
+    st.sampled_from(["site", "any", "", "SITE", "device", "moon"]), st.booleans(), st.lists(st.sampled_from("mn")),
+    st.sampled_from(["", "", "other"]), st.booleans(), st.sampled_from([0, 1, 1 << 20]),
+)  # fmt: skip
+requests = st.tuples(st.sampled_from("mnx"), st.sampled_from(DataScope))
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), adverts), st.lists(requests, max_size=8), st.integers())
+def test_data_goes_only_where_it_may(told: dict[str, Advert], asked: list[tuple[str, DataScope]], seed: int) -> None:
+    async def main() -> None:
+        link = RecordingLink(ok)
+        executor = executor_on(link, seed=seed)
+        for name, each in told.items():
+            link.deliver(advert(name, each))
+        for model, scope in asked:
+            before = len(link.published)
+            request = ask_for(model, scope)
+            estimate = executor.estimate(request)
+            ending = await executor.execute(request)
+            assert isinstance(estimate, Refusal) == isinstance(ending, Refusal)
+            assert isinstance(ending, Refusal) or len(link.published) > before
+            for message in link.published[before:]:
+                peer = told[message.topic.split("/")[3]]
+                assert scope is not DataScope.DEVICE
+                assert scope is DataScope.ANY or peer.location == "site"
+                assert peer.online
+                assert message.user_value("digest") == DIGESTS[model]
+                assert any(offer.digest == DIGESTS[model] and offer.name == model for offer in peer.models)
+        assert not link.sent
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("location", ["site", "any", "", "elsewhere"])
+def test_device_scope_travels_nowhere_and_any_everywhere(location: str) -> None:
+    assert not may_travel(DataScope.DEVICE, location)
+    assert may_travel(DataScope.SITE, location) == (location == "site")
+    assert may_travel(DataScope.ANY, location)
+
+
+def test_a_peer_whose_adverts_stop_is_stale_after_three_periods_and_returns_with_the_next() -> None:
+    async def main() -> None:
+        link = RecordingLink(ok)
+        executor = executor_on(link)
+        link.deliver(advert("a", offering("m")))
+        await asyncio.sleep(2.9)
+        assert not isinstance(executor.estimate(ask_for()), Refusal)
+        await asyncio.sleep(0.2)
+        assert isinstance(executor.estimate(ask_for()), Refusal)
+        link.deliver(advert("a", offering("m")))
+        assert not isinstance(executor.estimate(ask_for()), Refusal)
+
+    run_virtual(main())
+
+
+def test_a_lost_link_forgets_what_peers_offered() -> None:
+    """At the next connection retained adverts tell anew; old ones must not be believed meanwhile."""
+
+    async def main() -> None:
+        link = RecordingLink(ok)
+        executor = executor_on(link)
+        link.deliver(advert("a", offering("m")))
+        link.become(LinkState.UNREACHABLE)
+        assert executor.snapshot().usable_peers == ()
+        link.become(LinkState.CONNECTED)
+        refusal = executor.estimate(ask_for())
+        assert isinstance(refusal, Refusal)
+        assert "no advert" in refusal.detail
+
+    run_virtual(main())
+
+
+def test_a_draining_peer_and_one_for_small_requests_are_passed_over() -> None:
+    async def main() -> None:
+        link = RecordingLink(ok)
+        executor = executor_on(link)
+        link.deliver(advert("drains", offering("m", draining=True)))
+        link.deliver(advert("small", offering("m", max_request_bytes=1)))
+        refusal = await executor.execute(ask_for())
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is Reason.MODEL_UNAVAILABLE
+        assert "drains: draining" in refusal.detail
+        assert "small: takes 1 bytes, not 2" in refusal.detail
+
+    run_virtual(main())
+
+
+def test_load_is_spread_over_equal_peers_and_leans_to_the_faster() -> None:
+    async def main() -> None:
+        link = RecordingLink(ok)
+        executor = executor_on(link)
+        for name in ("a", "b", "c", "busy"):
+            link.deliver(advert(name, offering("m", wait_us=500_000 if name == "busy" else 0)))
+        for _ in range(200):
+            assert isinstance(await executor.execute(ask_for()), Result)
+        shares = {name: sum(f"/{name}/" in message.topic for message in link.published) for name in "abc"}
+        assert min(shares.values()) > 20, shares
+        assert sum(shares.values()) > 190, "the busy one is nobody's better choice"
+
+    run_virtual(main())
+
+
+def test_no_more_than_two_peers_are_tried_when_nobody_listens() -> None:
+    async def main() -> None:
+        link = RecordingLink(lambda _: 0x10)
+        executor = executor_on(link)
+        for name in ("a", "b", "c", "d"):
+            link.deliver(advert(name, offering("m")))
+        ending = await executor.execute(ask_for())
+        assert isinstance(ending, Refusal)
+        assert len(link.published) == 2
+        assert len({message.topic for message in link.published}) == 2
+
+    run_virtual(main())
+
+
+def test_a_cancelled_request_is_taken_back() -> None:
+    async def main() -> None:
+        link = RecordingLink()
+        executor = executor_on(link)
+        link.deliver(advert("a", offering("m")))
+        asking = asyncio.create_task(executor.execute(ask_for()), name="asking")
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+        assert [cancelled(message) for message in link.sent] == [link.published[0].correlation]
+        assert executor.snapshot().in_flight == 0
+
+    run_virtual(main())
+
+
+def test_at_most_sixty_four_peers_are_believed() -> None:
+    async def main() -> None:
+        link = RecordingLink()
+        executor = executor_on(link)
+        for number in range(70):
+            link.deliver(advert(f"peer{number}", offering("m")))
+        snapshot = executor.snapshot()
+        assert len(snapshot.peers) == 64
+        assert snapshot.counters["advert_malformed"] == 6
+
+    run_virtual(main())
