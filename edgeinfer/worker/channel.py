@@ -8,17 +8,19 @@ by `MAX_MESSAGE_BYTES`; tensors never travel here, they lie in slots (`slot`). `
 from __future__ import annotations
 
 import array
-import asyncio
 import contextlib
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
 from edgeinfer.errors import ProtocolError
+
+if TYPE_CHECKING:
+    import asyncio  # the process's end never imports it
 
 MAX_MESSAGE_BYTES: Final = 128 << 10
 """Largest message; below the kernel's default send buffer (208 KiB), so that one always fits."""

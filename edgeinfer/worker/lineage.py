@@ -6,7 +6,6 @@ Who is started, and when, is `nursery`'s. Used on both sides; imports nothing bu
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -14,7 +13,10 @@ import signal
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio  # zygote and workers never import it: 10 MB that they do not need
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
@@ -144,6 +146,8 @@ class Child:
 
         False when it is still there after `KILL_PATIENCE_S`: then it is stuck in the kernel, on a dying SD card say.
         """
+        import asyncio  # noqa: PLC0415 - see above
+
         self.kill()
         await asyncio.wait([self.ended], timeout=KILL_PATIENCE_S)
         return not self.is_running
