@@ -36,6 +36,8 @@ class _Window:
     runs: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW_RUNS))
     """(when, duration in ns without slowdown)."""
     ordered: list[float] | None = None
+    stopped_ns: int | None = None
+    """When a run was last stopped at its deadline."""
 
 
 class Estimator:
@@ -94,16 +96,19 @@ class Estimator:
 
         Says nothing when that was sooner than its p99: the deadline was just short.
         """
+        window = self._windows.setdefault((key, placement), _Window(""))
+        window.stopped_ns = now_ns
         if elapsed_ns >= estimate.p99_ns:
-            window = self._windows.get((key, placement))
             duration_ns = min(elapsed_ns, _OUTLIER * max(1, estimate.p99_ns))
-            origin = "" if window is None else window.origin
-            self.observe(key, placement, duration_ns, now_ns=now_ns, slowdown=slowdown, origin=origin)
+            self.observe(key, placement, duration_ns, now_ns=now_ns, slowdown=slowdown, origin=window.origin)
 
     def stale(self, key: ModelKey, placement: Placement, now_ns: int) -> bool:
-        """Return whether nothing was seen of the model there lately: its estimate is hearsay."""
+        """Return whether the model wasn't tried there lately: its estimate is hearsay."""
         window = self._windows.get((key, placement))
-        return window is None or not window.runs or now_ns - window.runs[-1][0] > STALE_NS
+        if window is None:
+            return True
+        tries = [when for when in (window.stopped_ns, window.runs[-1][0] if window.runs else None) if when is not None]
+        return not tries or now_ns - max(tries) > STALE_NS
 
 
 def slowdown(wanted_cores: int, cores: int) -> float:

@@ -50,6 +50,8 @@ class PendingTicket:
         May be awaited by several, and again. Whoever stops awaiting should `cancel`.
         """
         self._claimed = True
+        if self._ended.done():
+            await asyncio.sleep(0)  # a caller that goes on and on with what is refused at once must not stop the loop
         return await asyncio.shield(self._ended)
 
     def cancel(self) -> None:

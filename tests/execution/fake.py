@@ -1,7 +1,7 @@
 """A scripted `Executor`: every request does what its script says, on virtual or real time.
 
 Verified: `test_fake.py` holds it to the same contract as the real executors. Scripts can also *break* the contract
-(`heeds_deadline`, `heeds_cancel`), to prove that a scheduler answers in time whatever an executor does.
+(`heeds_deadline`, `ignores_cancels`), to prove that a scheduler answers in time whatever an executor does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Script:
     cores: int = 1
     lanes: int = 1
     heeds_deadline: bool = True
-    heeds_cancel: bool = True
+    ignores_cancels: int = 0
+    """How many cancellations are swallowed before one is heeded."""
 
 
 @dataclass
@@ -109,12 +110,12 @@ class FakeExecutor:
         if script.heeds_deadline and end_ns > stop_ns:
             await sleep_until(stop_ns, self.clock)
             return Expired("the script takes longer")
-        while True:
+        for ignored in range(script.ignores_cancels + 1):
             try:
                 await sleep_until(end_ns, self.clock)
                 break
             except asyncio.CancelledError:
-                if script.heeds_cancel:
+                if ignored == script.ignores_cancels:
                     raise
         request.timeline.finished_ns = self.clock.now_ns()
         if script.ending is not None:

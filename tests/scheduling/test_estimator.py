@@ -99,6 +99,14 @@ def test_a_short_deadline_says_nothing_about_the_model() -> None:
     assert _refine(estimator) == (10, 10)
 
 
+def test_an_attempt_that_was_stopped_counts_as_one() -> None:
+    estimator = Estimator()
+    estimator.observe_stopped(KEY, HERE, 3 * MS, SEED, now_ns=0, slowdown=1.0)
+    assert not estimator.stale(KEY, HERE, STALE_NS)
+    assert estimator.stale(KEY, HERE, STALE_NS + 1)
+    assert estimator.refine(SEED, KEY, HERE, now_ns=0) == SEED
+
+
 def test_fewer_cores_than_threads_are_foreseen_and_taken_out_of_what_is_learnt() -> None:
     estimator = Estimator()
     _observe(estimator, *[10] * 20)

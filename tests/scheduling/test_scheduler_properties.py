@@ -22,7 +22,7 @@ _WILD = {
     "crash": Script(6 * MS, ending=Failure("crashed", "SIGSEGV")),
     "hang": Script(10 * MS, hangs=True),
     "deaf": Script(10 * MS, hangs=True, heeds_deadline=False),
-    "deaf and stubborn": Script(80 * MS, heeds_deadline=False, heeds_cancel=False),
+    "deaf and stubborn": Script(80 * MS, heeds_deadline=False, ignores_cancels=9),
     "slower than it says": Script(30 * MS, heeds_deadline=True),
     "refused": Script(3 * MS, ending=Refusal(Reason.MEMORY, "it doesn't fit")),
     "two cores": Script(8 * MS, cores=2),
