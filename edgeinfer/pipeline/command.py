@@ -78,6 +78,7 @@ class CommandFrames:
     async def _session(self) -> str:
         """Run the child once; return why it ended, for people."""
         try:
+            framer = make_framer(self._section)
             process = subprocess.Popen(  # noqa: ASYNC220 - returns as soon as the child has been started
                 self._section.argv,
                 stdin=subprocess.DEVNULL,
@@ -86,12 +87,11 @@ class CommandFrames:
                 start_new_session=True,
                 preexec_fn=functools.partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - two system calls, no lock
             )
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
+        except (OSError, subprocess.SubprocessError, ValueError, FramingError) as error:
             return f"{self._section.argv[0]} cannot be started: {getattr(error, 'strerror', None) or error}"
         assert process.stdout is not None
         assert process.stderr is not None
         child = Child(process.pid, asyncio.get_running_loop())
-        framer = make_framer(self._section)
         problem = ""
         try:
             async with asyncio.TaskGroup() as group:

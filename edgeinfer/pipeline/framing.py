@@ -39,11 +39,19 @@ class Framer(Protocol):
 
 
 def make_framer(section: CommandSource, max_frame_bytes: int = MAX_FRAME_BYTES) -> Framer:
-    """Return the framer for a command source's `framing`."""
+    """Return the framer for a command source's `framing`.
+
+    Raises:
+        FramingError: the frames would be too large.
+    """
     match section.framing:
         case "length":
             return LengthFramer(max_frame_bytes)
         case "fixed":
+            if section.frame_bytes > max_frame_bytes:
+                raise FramingError(
+                    f"frame_bytes is {mib(section.frame_bytes)}, at most {mib(max_frame_bytes)} are taken"
+                )
             return FixedFramer(section.frame_bytes)
         case "jpeg":
             return JpegFramer(max_frame_bytes)

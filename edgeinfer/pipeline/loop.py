@@ -185,11 +185,11 @@ class InferenceLoop:
             left_ns = self._grid_ns + self._period_ns - self._clock.now_ns()
             if self._enabled and left_ns <= 0:
                 return
-            timeout_s = left_ns / NS_PER_S if self._enabled else None
+            enabled = self._enabled
             with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(left_ns / NS_PER_S if enabled else None):
                     await self._changed.wait()
-            if not self._enabled:
+            if not enabled:
                 self._grid_ns = self._clock.now_ns() - self._period_ns  # due at once when it is enabled again
 
     async def _room(self) -> None:
