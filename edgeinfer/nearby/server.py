@@ -117,6 +117,7 @@ class NearbyServer:
         self._period_ns = advert_period_ns
         self._queue: asyncio.Queue[_Work] = asyncio.Queue(_MAX_UNANSWERED)
         self._unanswered = 0
+        self._idle = asyncio.Event()
         self._by_device: Counter[str] = Counter()
         self._tickets: dict[tuple[str, bytes], Ticket] = {}
         self._seen: OrderedDict[tuple[str, bytes], None] = OrderedDict()
@@ -141,6 +142,15 @@ class NearbyServer:
             stamp=self._stamper.now(),
         )
         self._link.send(advert_message(self._topics, advert), Keep.LATEST)
+
+    async def drained(self) -> None:
+        """Return once every request that was taken in has been answered; the caller bounds the time.
+
+        For a clean stop, after the scheduler was told to drain: an outcome is no answer until it is on its way.
+        """
+        while self._unanswered:
+            self._idle.clear()
+            await self._idle.wait()
 
     async def run(self) -> None:
         """Answer, for ever. When cancelled, what is under way is cancelled and the advert says that we are gone."""
@@ -232,6 +242,8 @@ class NearbyServer:
         finally:
             self._tickets.pop((work.device, work.correlation), None)
             self._unanswered -= 1
+            if not self._unanswered:
+                self._idle.set()
             self._by_device[work.device] -= 1
             if not self._by_device[work.device]:
                 del self._by_device[work.device]

@@ -236,6 +236,22 @@ async def test_what_is_taken_back_stops(site: Site, device: Device) -> None:
     await settle(peer, "taken_back", 2)
 
 
+async def test_a_clean_stop_answers_what_it_has_and_refuses_the_rest(site: Site, device: Device) -> None:
+    peer = await site.peer(script=lambda _: Script(150 * MS))
+    device.link.send(device.ask(), Keep.FIFO)
+    await until(lambda: bool(peer.executor.active.total()))
+    peer.scheduler.start_draining()
+    peer.server.advertise()
+    answer = await device.answer(device.ask())
+    assert (answer.outcome, answer.reason) == (OutcomeKind.REJECTED, "draining")
+    await until(lambda: not site.executor.snapshot().usable_peers)
+    async with asyncio.timeout(2):
+        await peer.server.drained()
+    await peer.stop()
+    await until(lambda: len(device.replies) == 2)
+    assert decode_answer(device.replies[-1]).outcome is OutcomeKind.OK
+
+
 async def test_an_answer_too_large_for_the_broker_is_a_failure(tmp_path: Path) -> None:
     with Broker(tmp_path, ["max_packet_size 1200"]) as broker:
         async with open_site(broker.section()) as site:
