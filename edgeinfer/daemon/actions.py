@@ -30,13 +30,14 @@ class DeviceActions:
         found = self._loops.get(loop)
         if found is None:
             return Refused("unknown_loop", f"no loop {loop!r}; there are: {', '.join(self._loops) or 'none'}")
-        settings = found.change(enabled=enabled, period_ns=period_ns, deadline_ns=deadline_ns)
+        found.configure(enabled=enabled, period_ns=period_ns, deadline_ns=deadline_ns)
         self._publisher.wake()
+        now = found.snapshot()
         return {
             "loop": loop,
-            "enabled": settings.enabled,
-            "period_ms": settings.period_ns / 1e6,
-            "deadline_ms": settings.deadline_ns / 1e6,
+            "enabled": now.enabled,
+            "period_ms": now.period_ns / 1e6,
+            "deadline_ms": now.deadline_ns / 1e6,
         }
 
     async def load(self, model: str, *, version: str) -> Answer:
@@ -56,5 +57,3 @@ class DeviceActions:
             return Refused("unknown_model", f"{model!r} is not a [[model]] of this device")
         self._publisher.wake()
         return {"model": model}
-
-

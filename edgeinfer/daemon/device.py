@@ -6,28 +6,26 @@ Owns no decisions: which room does what is the rooms' own business. How the whol
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from edgeinfer import __version__
 from edgeinfer.artifact.board import Board, find_board, known_boards, load_board
 from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.clock import Clock
-from edgeinfer.config import DeviceConfig
+from edgeinfer.config import DeviceConfig, JsonLinesSink, SinkSection
 from edgeinfer.control.journal import Journal
 from edgeinfer.control.plane import CommandPlane
 from edgeinfer.daemon.actions import DeviceActions
+from edgeinfer.daemon.host import ModelHost
 from edgeinfer.daemon.identity import default_id
-from edgeinfer.daemon.memory import MemoryBudget
 from edgeinfer.errors import ConfigError, Problem
-from edgeinfer.execution.ledger import MemoryLedger
 from edgeinfer.execution.local import LocalExecutor
-from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.offload import KnownModel, OffloadExecutor
 from edgeinfer.execution.resident import CrashNote
 from edgeinfer.gateway.catalog import ModelInfo
@@ -35,21 +33,19 @@ from edgeinfer.gateway.gateway import Gateway
 from edgeinfer.governor.governor import Governor
 from edgeinfer.limits import Limits
 from edgeinfer.metrics import Accounting
+from edgeinfer.mqtt.envelope import JSON_CONTENT_TYPE
 from edgeinfer.mqtt.link import Keep, Message, MqttLink
 from edgeinfer.mqtt.stamp import Stamper, read_boot_id
 from edgeinfer.mqtt.topics import Topics
-from edgeinfer.pipeline.loop import InferenceLoop
-from edgeinfer.pipeline.sink import make_sinks
-from edgeinfer.pipeline.source import make_source
+from edgeinfer.pipeline.loop import InferenceLoop, LoopSnapshot
+from edgeinfer.pipeline.sink import JsonLines, MqttResults, Sink
+from edgeinfer.pipeline.sources import make_source
+from edgeinfer.request import Outcome
 from edgeinfer.scheduling.scheduler import Scheduler
-from edgeinfer.sensors.cpu import quota_cores, thread_budget, usable_cpus
-from edgeinfer.sensors.cpuinfo import cpu_flags
 from edgeinfer.sensors.sampling import BoardSensors
-from edgeinfer.store.store import BundleStore
 from edgeinfer.telemetry.publisher import Publisher, make_will
 from edgeinfer.telemetry.report import Identity
 from edgeinfer.telemetry.snapshot import LoopFigures, Snapshot, accounting_figures
-from edgeinfer.worker.nursery import Nursery
 
 
 class Device:
@@ -65,40 +61,28 @@ class Device:
         self.clock = clock
         self.phase = "starting"
         self.board = _board(config)
-        self.store = BundleStore(config.paths.state_dir)
         self.storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
-        self.nursery = Nursery()
         self.sensors = BoardSensors(
             config.paths.sys_root,
             config.paths.proc_root,
-            config.thermal.zones or self.board.thermal.zones,
+            self.board.thermal.zones,
             clock=clock,
         )
-        self.budget = MemoryBudget(
-            ceiling_bytes=config.memory.ceiling or self.board.memory.ceiling,
-            reserve_bytes=self.board.memory.reserve if config.memory.reserve is None else config.memory.reserve,
-            proc_root=Path("/proc"),  # our own processes; a fake root knows nothing of them
-            sys_root=config.paths.sys_root,
-            pids=self._child_pids,
-            clock=clock,
-        )
-        self.ledger = MemoryLedger(self.budget.ceiling())
-        self.cpus = _cpus(config)
-        self.accounting = Accounting()
         self._crashes: Counter[str] = Counter()
         self._crash_details: dict[str, str] = {}
-        self.cache = ModelCache(
-            store=self.store,
-            nursery=self.nursery,
-            ledger=self.ledger,
-            clock=clock,
-            cpus=self.cpus,
-            cpu_flags=cpu_flags(config.paths.proc_root),
-            cancel_grace_ns=config.scheduler.kill_grace,
+        self.host = ModelHost(
+            config.model,
+            config.scheduler,
+            state_dir=config.paths.state_dir,
+            ceiling_bytes=config.memory.ceiling or self.board.memory.ceiling,
+            reserve_bytes=self.board.memory.reserve if config.memory.reserve is None else config.memory.reserve,
             on_crash=self._note_crash,
+            clock=clock,
+            sys_root=config.paths.sys_root,
+            proc_root=config.paths.proc_root,
         )
-        for section in config.model:
-            self.cache.want(section)
+        self.cache = self.host.cache
+        self.accounting = Accounting()
         self._connect()
         self.local = LocalExecutor(self.cache, where=self.topics.device, clock=clock)
         self.scheduler = Scheduler(
@@ -107,15 +91,15 @@ class Device:
             clock=clock,
             accounting=self.accounting,
             queue_limit=config.scheduler.queue_limit,
-            cores=thread_budget(self.cpus, quota_cores(config.paths.proc_root, config.paths.sys_root)),
-            observe=lambda outcome: self.publisher.observe(outcome),
+            cores=self.host.cores,
+            observe=self._observe,
         )
         self.governor = Governor(
             thermal=self.board.thermal,
             config=config.thermal,
             read=self.sensors.read,
-            cpus=self.cpus,
-            memory_ceiling=self.budget.ceiling,
+            cpus=self.host.cpus,
+            memory_ceiling=self.host.budget.ceiling,
             clock=clock,
             publish=self._obey,
         )
@@ -161,11 +145,12 @@ class Device:
         self.loops = {
             section.name: InferenceLoop(
                 section,
-                make_source(section, clock=self.clock),
-                make_sinks(section, send=self._send_result, storage=self.storage),
+                source=make_source(section, clock=self.clock, storage=self.storage),
+                sinks=[self._sink(section.name, sink) for sink in section.sinks],
                 submit=self.scheduler.submit,
-                manifest=self._manifest,
+                manifest=partial(self._manifest, section.model),
                 clock=self.clock,
+                stamp=lambda: msgspec.to_builtins(self.stamper.now()),
             )
             for section in self.config.loop
         }
@@ -207,33 +192,33 @@ class Device:
             running=scheduler.running_local + scheduler.running_nearby,
             governor=self.governor.snapshot(),
             limits=self.governor.limits,
-            ledger=self.ledger.snapshot(),
-            used_bytes=self.budget.reading().own.pss_bytes,
-            peak_used_bytes=self.budget.peak_own_bytes,
+            ledger=self.host.ledger.snapshot(),
+            used_bytes=self.host.budget.reading().own.pss_bytes,
+            peak_used_bytes=self.host.budget.peak_own_bytes,
             models=tuple(self.cache.status()),
-            loops=tuple(_loop_figures(loop) for loop in self.loops.values()),
+            loops=tuple(self._loop_figures(loop.snapshot()) for loop in self.loops.values()),
             links=tuple(link.snapshot() for link in self.links),
             offload_enabled=self.offload is not None,
             peers=offload.usable_peers if offload else (),
             offload_counters=offload.counters if offload else {},
             crashes=dict(self._crashes),
             crash_details=dict(self._crash_details),
-            storage_degraded=self.journal.degraded or bool(self.store.opening_problems),
+            storage_degraded=self.journal.degraded,
         )
+
+    def _loop_figures(self, loop: LoopSnapshot) -> LoopFigures:
+        scope = next(section.scope for section in self.config.loop if section.name == loop.name)
+        return LoopFigures(loop.name, loop.model, loop.enabled, loop.period_ns, loop.deadline_ns, scope)
 
     def _obey(self, limits: Limits) -> None:
         """Hand new limits to everyone who has to obey them."""
-        self.ledger.set_ceiling(limits.memory_ceiling_bytes)
+        self.host.ledger.set_ceiling(limits.memory_ceiling_bytes)
         self.cache.set_cpus(limits.cpus)
         self.scheduler.set_limits(limits)
         self.publisher.wake()
 
-    def _child_pids(self) -> Iterable[int]:
-        zygote = self.nursery.snapshot().zygote_pid
-        if zygote is not None:
-            yield zygote
-        for resident in self.cache.residents():
-            yield from (worker.pid for worker in resident.workers)
+    def _observe(self, outcome: Outcome) -> None:
+        self.publisher.observe(outcome)
 
     def _note_crash(self, note: CrashNote) -> None:
         self._crashes[note.model] += 1
@@ -258,11 +243,17 @@ class Device:
                 infos.append(ModelInfo(installed.manifest, installed.digest, status.state == "loaded", status.detail))
         return infos
 
-    def _send_result(self, loop: str, payload: bytes, qos: int) -> None:
+    def _sink(self, loop: str, section: SinkSection) -> Sink:
+        if isinstance(section, JsonLinesSink):
+            return JsonLines(section, clock=self.clock, storage=self.storage)
         link = self.site_link or self.fleet_link
-        if link is not None:
-            message = Message(topic=self.topics.result(loop), payload=payload, qos=qos, content_type="application/json")
-            link.send(message, Keep.NEVER if qos == 0 else Keep.FIFO)
+
+        def send(topic: str, payload: bytes) -> None:
+            if link is not None:
+                keep = Keep.FIFO if section.qos else Keep.NEVER
+                link.send(Message(topic=topic, payload=payload, qos=section.qos, content_type=JSON_CONTENT_TYPE), keep)
+
+        return MqttResults(section, topic=self.topics.result(loop), send=send)
 
     def close(self) -> None:
         """Give back what is not a task: threads and files."""
@@ -292,31 +283,3 @@ def _board(config: DeviceConfig) -> Board:
         thermal = dataclasses.replace(board.thermal, zones=config.thermal.zones)
         board = dataclasses.replace(board, thermal=thermal)
     return board
-
-
-def _cpus(config: DeviceConfig) -> frozenset[int]:
-    """Return the CPUs that workers may use.
-
-    Raises:
-        ConfigError: none of those asked for may be used.
-    """
-    usable = usable_cpus(config.paths.sys_root, config.paths.proc_root) or frozenset(os.sched_getaffinity(0))
-    if config.scheduler.cpus is None:
-        return usable
-    wanted = usable & frozenset(config.scheduler.cpus)
-    if not wanted:
-        text = f"none of {config.scheduler.cpus} may be used here; usable are {sorted(usable)}"
-        raise ConfigError("device.toml", (Problem("scheduler.cpus", text),))
-    return wanted
-
-
-def _loop_figures(loop: InferenceLoop) -> LoopFigures:
-    settings: Any = loop.settings
-    return LoopFigures(
-        name=loop.section.name,
-        model=loop.section.model,
-        enabled=settings.enabled,
-        period_ns=settings.period_ns,
-        deadline_ns=settings.deadline_ns,
-        scope=loop.section.scope,
-    )

@@ -47,7 +47,7 @@ class MemoryBudget:
         if self._reading is None or now_ns - self._read_ns >= _REREAD_NS:
             self._reading = self._reader.read([os.getpid(), *self._pids()])
             self._read_ns = now_ns
-            self.peak_own_bytes = max(self.peak_own_bytes, self._reading.own.pss_bytes)
+            self.peak_own_bytes = max(self.peak_own_bytes, self._reading.own.held_bytes)
         return self._reading
 
     def ceiling(self) -> int:
@@ -57,7 +57,7 @@ class MemoryBudget:
             return self._ceiling_bytes
         return budget_bytes(
             configured_ceiling=self._ceiling_bytes,
-            own_bytes=reading.own.pss_bytes,
+            own_bytes=reading.own.held_bytes,
             available_bytes=reading.available_bytes,
             cgroup_headrooms=reading.headrooms,
             reserve=self._reserve_bytes,

@@ -165,7 +165,7 @@ class ResidentModel:
             return
         self._workers[index] = None
         pause_ns = 0
-        if end.cause is EndCause.CRASHED:
+        if end.cause in {EndCause.CRASHED, EndCause.BROKEN}:
             now_ns = self._clock.now_ns()
             self._crashes_ns = (*self._crashes_ns[-(self._policy.max_crashes - 1) :], now_ns)
             verdict = judge_crash(self._crashes_ns, self._policy, now_ns=now_ns)

@@ -74,7 +74,7 @@ class Observer:
 
     def _read_status(self) -> dict[str, Any] | None:
         try:
-            with Client(self._world.socket, timeout_s=2.0) as client:
+            with Client(self._world.socket) as client:
                 return client.status()
         except (EdgeInferError, OSError):
             return None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from edgeinfer.artifact.board import load_board
-from edgeinfer.client import AsyncClient
+from edgeinfer.client import Client
 from edgeinfer.errors import EdgeInferError, LinkError
 from edgeinfer.sensors.process import process_memory, process_tree
 from edgeinfer_demo.live import Display, View
@@ -174,12 +174,15 @@ class _Run:
 
     async def _local_app(self) -> None:
         """Ask about a sentence twice a second, as an app on the device would."""
-        async with AsyncClient(self._world.socket) as client:
-            while True:
-                with contextlib.suppress(EdgeInferError):
-                    answer = await client.infer_text("support-intent", SENTENCE, deadline_ms=200)
-                    self._intent = f"{answer.label} {answer.score:.4f}"
-                await asyncio.sleep(0.5)
+        while True:
+            with contextlib.suppress(EdgeInferError):
+                self._intent = await asyncio.to_thread(self._ask)
+            await asyncio.sleep(0.5)
+
+    def _ask(self) -> str:
+        with Client(self._world.socket) as client:
+            answer = client.infer_text("support-intent", SENTENCE, deadline_ms=200)
+        return f"{answer.label} {answer.score:.4f}"
 
 
 def _difference(phase: Phase, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> PhaseRecord:

@@ -1,0 +1,65 @@
+"""Start on an event loop and end on a signal: what the device daemon and the nearby service have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from edgeinfer.errors import EdgeInferError
+
+
+def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> int:
+    """Run `serve` with an event that the first SIGTERM or SIGINT sets; 0 at a clean end.
+
+    Raises:
+        EdgeInferError: the first fault of ours that ended it, out of its exception group.
+    """
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await serve(stop)
+
+    try:
+        asyncio.run(main())
+    except BaseExceptionGroup as group:
+        fault = first_fault(group)
+        if fault is None:
+            raise
+        raise fault from group
+    return 0
+
+
+def first_fault(group: BaseExceptionGroup[BaseException]) -> EdgeInferError | None:
+    """Return the first fault of ours in a group, None when something else went wrong too."""
+    ours, others = group.split(EdgeInferError)
+    if ours is None or others is not None:
+        return None
+    fault: BaseException = ours
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return fault if isinstance(fault, EdgeInferError) else None
+
+
+async def until(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
+    """Await `work`, or give it up when `stop` is set."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        await cancel([task, stopped])
+
+
+async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel tasks one after the other, each having ended before the next."""
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
