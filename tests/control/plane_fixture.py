@@ -56,10 +56,11 @@ class FakeDaemon:
 
     def __init__(self) -> None:
         self.done: list[tuple[Any, ...]] = []
+        self.state: dict[str, Any] = {"p99_ms": float("nan")}
 
     async def get_state(self) -> Answer:
         self.done.append(("get-state",))
-        return {"p99_ms": float("nan")}
+        return self.state
 
     async def set_loop(
         self, loop: str, *, enabled: bool | None, period_ns: int | None, deadline_ns: int | None

@@ -48,7 +48,8 @@ GARBLED = {
     "another program's": b'{"hello":1}',
     "another version's": b'{"schema":2,"entries":[]}',
     "deep": b"[" * 1_000_000,
-    "huge": b" " * (MAX_FILE_BYTES + 1),
+    "huge": b'{"schema":1,"entries":[{"id":"c","verb":"load","fingerprint":"f","topic":"t","correlation":null}]}'
+    + b" " * MAX_FILE_BYTES,
 }
 
 

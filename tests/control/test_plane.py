@@ -12,6 +12,8 @@ import pytest
 
 from edgeinfer.clock import NS_PER_MS
 from edgeinfer.control.commands import VERBS
+from edgeinfer.control.journal import MAX_REPLY_BYTES
+from edgeinfer.control.judge import MAX_COMMAND_BYTES
 from edgeinfer.control.plane import MAX_WAITING
 from edgeinfer.mqtt.message import Keep
 from tests.control.plane_fixture import REPLY_TO, TOPICS, Bench, with_bench
@@ -73,6 +75,17 @@ def test_nan_in_a_result_is_null() -> None:
     run(test)
 
 
+def test_a_result_that_is_too_long_to_send_is_left_out_and_said_so() -> None:
+    async def test(bench: Bench) -> None:
+        bench.daemon.state = {"text": "x" * MAX_REPLY_BYTES}
+        reply = await bench.ask("get-state", {"id": "x"})
+        assert reply["outcome"] == "ok"
+        assert "too long" in reply["detail"]
+        assert "result" not in reply
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     ("verb", "args", "outcome", "reason", "words"),
     [
@@ -116,6 +129,7 @@ NONSENSE: dict[str, bytes] = {
     "huge": b"[" * 10_000_000,
     "a name twice": b'{"id":"x","id":"y"}',
     "a misspelt field": b'{"id":"x","arg":{}}',
+    "long, though in order": b'{"id":"x","args":{"loop":"camera","enabled":true}}' + b" " * MAX_COMMAND_BYTES,
     "two values": b'{"id":"x"}{"id":"y"}',
     "args a list": b'{"id":"x","args":[]}',
 }
@@ -251,14 +265,16 @@ def test_without_a_synchronized_clock_only_the_brokers_expiry_counts(
     run(test, synced=False)
 
 
-@pytest.mark.parametrize("how", ["ttl", "message expiry"])
+@pytest.mark.parametrize("how", ["ttl", "message expiry", "both, the shorter counts"])
 def test_time_spent_waiting_in_the_device_counts(how: str) -> None:
     async def test(bench: Bench) -> None:
         bench.deliver("load", {"id": "slow", "args": {"model": "slow"}})
         if how == "ttl":
             bench.deliver("set-loop", issued(0, ttl_s=20))
-        else:
+        elif how == "message expiry":
             bench.deliver("set-loop", SET, expiry_s=20)
+        else:
+            bench.deliver("set-loop", issued(0, ttl_s=3600), expiry_s=20)
         await bench.settle(31)
         assert [(reply["id"], reply.get("reason", "")) for reply in bench.take()] == [("slow", ""), ("a1", "expired")]
         assert bench.daemon.done == [("load", "slow", "")]
