@@ -11,8 +11,9 @@ The duty cycle stretches the time *between* runs, never a run: it is accounted f
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from edgeinfer.execution.executor import Estimate
 from edgeinfer.request import Placement
@@ -33,11 +34,20 @@ _OUTLIER = 4
 class _Window:
     origin: str
     """Variant and digest that the runs belong to; another one starts afresh."""
-    runs: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW_RUNS))
+    runs: deque[tuple[int, float]] = field(default_factory=deque)
     """(when, duration in ns without slowdown)."""
-    ordered: list[float] | None = None
+    ordered: list[float] = field(default_factory=list)
+    """The same durations, sorted."""
     stopped_ns: int | None = None
     """When a run was last stopped at its deadline."""
+
+    def add(self, now_ns: int, duration: float) -> None:
+        """Count a run, and forget the oldest."""
+        while self.runs and (len(self.runs) >= WINDOW_RUNS or now_ns - self.runs[0][0] > WINDOW_NS):
+            _, oldest = self.runs.popleft()
+            del self.ordered[bisect_left(self.ordered, oldest)]
+        self.runs.append((now_ns, duration))
+        insort(self.ordered, duration)
 
 
 class Estimator:
@@ -58,8 +68,6 @@ class Estimator:
         p50_ns, p99_ns = float(seed.p50_ns), float(seed.p99_ns)
         if window is not None and window.runs:
             ordered = window.ordered
-            if ordered is None:
-                ordered = window.ordered = sorted(duration for _, duration in window.runs)
             seen_p50, seen_p99 = _percentile(ordered, 50), _percentile(ordered, 99)
             if now_ns - window.runs[-1][0] > STALE_NS:
                 p50_ns, p99_ns = min(p50_ns, seen_p50), min(p99_ns, seen_p99)
@@ -68,7 +76,7 @@ class Estimator:
             else:
                 p50_ns, p99_ns = seen_p50, seen_p99
         p50 = round(p50_ns * slowdown)
-        return replace(seed, p50_ns=p50, p99_ns=max(p50, round(p99_ns * slowdown)))
+        return Estimate(p50, max(p50, round(p99_ns * slowdown)), seed.wait_ns, seed.cores, seed.lanes)
 
     def observe(
         self,
@@ -84,10 +92,7 @@ class Estimator:
         window = self._windows.get((key, placement))
         if window is None or window.origin != origin:
             window = self._windows[key, placement] = _Window(origin)
-        while window.runs and now_ns - window.runs[0][0] > WINDOW_NS:
-            window.runs.popleft()
-        window.runs.append((now_ns, duration_ns / slowdown))
-        window.ordered = None
+        window.add(now_ns, duration_ns / slowdown)
 
     def observe_stopped(
         self, key: ModelKey, placement: Placement, elapsed_ns: int, estimate: Estimate, *, now_ns: int, slowdown: float

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.execution.executor import Estimate, Executor
@@ -68,7 +67,8 @@ class Scheduler:
         self._queue: DeadlineQueue[PendingTicket] = DeadlineQueue(queue_limit)
         self._outbound: list[PendingTicket] = []
         self._wake = asyncio.Event()
-        self._runs = Runs(clock, cores=cores, ended=self._returned, changed=self._wake.set)
+        self._runs = Runs(clock, cores=cores, ended=self._returned, changed=self._look_back)
+        self._review = False
         self._open: dict[int, PendingTicket] = {}
         self._limits = Limits(ThermalLevel.NOMINAL, frozenset(range(cores)), 1.0, 0)
         self._empty = asyncio.Event()
@@ -101,7 +101,7 @@ class Scheduler:
         """Obey `limits` from now on; what runs already goes on, what can't be kept is told at once."""
         self._limits = limits
         self._runs.set_limits(limits)
-        self._wake.set()
+        self._look_back()
 
     def start_draining(self) -> None:
         """Refuse new requests; those admitted are finished."""
@@ -145,10 +145,14 @@ class Scheduler:
                 while True:
                     self._wake.clear()
                     wait_ns = self._round(group)
-                    await asyncio.sleep(0)  # what was started starts, even when the next round is due already
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(wait_ns / NS_PER_S):
-                            await self._wake.wait()
+                    if self._wake.is_set():
+                        await asyncio.sleep(0)  # what was started starts, also when the next round is due already
+                        continue
+                    alarm = asyncio.get_running_loop().call_later(wait_ns / NS_PER_S, self._look_back)
+                    try:
+                        await self._wake.wait()
+                    finally:
+                        alarm.cancel()
         finally:
             for ticket in list(self._open.values()):
                 self._end(ticket, Failure("stopped", "the scheduler stopped"))
@@ -285,12 +289,21 @@ class Scheduler:
         self._progress += 1
         for entry in self._queue.pop_expired(now_ns):
             self._end(entry.item, Expired("it still waited when its latest start had come"))
-        if len(self._queue):
+        if self._review and len(self._queue):
             self._drop_what_cannot_be_kept(now_ns)
+        self._review = False
         self._start_outbound(group, now_ns)
         if len(self._queue):
             return self._start_local(group, now_ns)
         return ROUND_NS
+
+    def _look_back(self) -> None:
+        """Go round soon, and look after what was admitted: something is not as it was foreseen, or time has passed.
+
+        After an arrival that isn't needed: admission has just looked at everybody.
+        """
+        self._review = True
+        self._wake.set()
 
     def _drop_what_cannot_be_kept(self, now_ns: int) -> None:
         """Look after what was admitted before limits changed or a run overran."""
