@@ -15,6 +15,7 @@ Format: https://github.com/kserve/open-inference-protocol and Triton's binary te
 from __future__ import annotations
 
 import array
+import math
 import struct
 import sys
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ class Tensor(msgspec.Struct, omit_defaults=True):
     def binary_size(self) -> int | None:
         """Bytes of its raw form after the header, or None when it stands in the JSON."""
         size = self.parameters.get("binary_data_size")
-        return size if isinstance(size, int) else None
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
 
 
 class RequestHeader(msgspec.Struct, omit_defaults=True):
@@ -341,6 +342,8 @@ def _from_json(tensor: Tensor, count: int, role: str) -> bytes:
         values = array.array(_ARRAY_CODE[tensor.datatype], flat)
     except (msgspec.MsgspecError, OverflowError, struct.error, UnicodeEncodeError, RecursionError) as error:
         raise ProtocolError(f"{role} {tensor.name!r} has data that is not {tensor.datatype}: {error}") from error
+    if tensor.datatype == "FP32" and any(map(math.isinf, values)):  # JSON has no infinity: it was finite there
+        raise ProtocolError(f"{role} {tensor.name!r} has data that is not FP32: a number beyond single precision")
     if sys.byteorder == "big":
         values.byteswap()
     return values.tobytes()
