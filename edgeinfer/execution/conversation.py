@@ -24,15 +24,22 @@ _REMEMBERED = 256
 
 
 @dataclass(slots=True)
-class UnderWay:
-    """A request that a peer was asked to answer."""
+class Asked:
+    """What is remembered of a request after it is over: no payload, no future."""
 
     peer: Peer
     offer: AdvertModel
     sent_ns: int
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A request that a peer was asked to answer."""
+
+    asked: Asked
     correlation: bytes
     answer: asyncio.Future[Answer | Failure]
-    answered: bool = False
 
 
 class Conversations:
@@ -42,23 +49,23 @@ class Conversations:
     `answer_repeated`, `answer_foreign`, `answer_malformed`.
     """
 
-    def __init__(self, *, late: Callable[[UnderWay, Answer], None]) -> None:
+    def __init__(self, *, late: Callable[[Asked, Answer], None]) -> None:
         self._late = late
         self._under_way: dict[bytes, UnderWay] = {}
-        self._over: OrderedDict[bytes, UnderWay] = OrderedDict()
+        self._over: OrderedDict[bytes, Asked] = OrderedDict()
         self.counters: Counter[str] = Counter()
 
     def begin(self, peer: Peer, offer: AdvertModel, sent_ns: int) -> UnderWay:
         """Wait for the answer to a new request from now on."""
         answer: asyncio.Future[Answer | Failure] = asyncio.get_running_loop().create_future()
-        under_way = UnderWay(peer, offer, sent_ns, secrets.token_bytes(16), answer)
+        under_way = UnderWay(Asked(peer, offer, sent_ns), secrets.token_bytes(16), answer)
         self._under_way[under_way.correlation] = under_way
         return under_way
 
     def end(self, under_way: UnderWay) -> None:
         """Wait no longer: an answer that comes now is late."""
         self._under_way.pop(under_way.correlation, None)
-        self._over[under_way.correlation] = under_way
+        self._over[under_way.correlation] = under_way.asked
         while len(self._over) > _REMEMBERED:
             self._over.popitem(last=False)
 
@@ -71,23 +78,23 @@ class Conversations:
     def answered(self, message: Message) -> None:
         """Take in a message on our reply topic, from whoever wrote it."""
         correlation = bytes(message.correlation or b"")
-        under_way = self._under_way.get(correlation) or self._over.get(correlation)
-        if under_way is None:
+        under_way = self._under_way.get(correlation)
+        asked = self._over.get(correlation) if under_way is None else under_way.asked
+        if asked is None:
             self.counters["answer_foreign"] += 1
             return
-        if under_way.answered:
+        if asked.answered:
             self.counters["answer_repeated"] += 1
             return
-        under_way.answered = True
+        asked.answered = True
         try:
             answer: Answer | Failure = decode_answer(message)
         except ProtocolError as error:
             self.counters["answer_malformed"] += 1
-            answer = Failure("bad_answer", f"{under_way.peer.name}: {error}")
-        if correlation in self._under_way:
-            if not under_way.answer.done():
-                under_way.answer.set_result(answer)
-        else:
+            answer = Failure("bad_answer", f"{asked.peer.name}: {error}")
+        if under_way is None:
             self.counters["answer_late"] += 1
             if isinstance(answer, Answer):
-                self._late(under_way, answer)
+                self._late(asked, answer)
+        elif not under_way.answer.done():
+            under_way.answer.set_result(answer)

@@ -22,7 +22,7 @@ from edgeinfer import oip
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import OffloadSection
 from edgeinfer.errors import LinkError, ProtocolError
-from edgeinfer.execution.conversation import Conversations, UnderWay
+from edgeinfer.execution.conversation import Asked, Conversations, UnderWay
 from edgeinfer.execution.executor import Estimate
 from edgeinfer.execution.peer import Peer, PeerSnapshot
 from edgeinfer.execution.peers import PeerBook
@@ -227,10 +227,10 @@ class OffloadExecutor:
                 self._link.send(take_back, Keep.NEVER)
 
     async def _converse(self, request: InferRequest, under_way: UnderWay, budget_ns: int) -> Ending | None:
-        peer = under_way.peer
+        peer = under_way.asked.peer
         ask = Ask(
             model=request.model,
-            digest=under_way.offer.digest,
+            digest=under_way.asked.offer.digest,
             scope=request.scope,
             budget_ns=budget_ns,
             correlation=under_way.correlation,
@@ -243,12 +243,12 @@ class OffloadExecutor:
         )
         if (why := unsendable(message, max_packet_bytes=self._link.max_packet_bytes)) is not None:
             return Refusal(Reason.COST, why)
-        peer.breaker.asked(under_way.sent_ns)
+        peer.breaker.asked(under_way.asked.sent_ns)
         self._counters["sent"] += 1
         self._counters["bytes_sent"] += len(message.payload)
-        until_ns = under_way.sent_ns + budget_ns + (_LATE_PATIENCE_NS if request.accept_late else 0)
+        until_ns = under_way.asked.sent_ns + budget_ns + (_LATE_PATIENCE_NS if request.accept_late else 0)
         # Bounded by `until_ns` below; its own limit only keeps it from outliving us.
-        publish = self._link.publish(message, timeout_s=(until_ns - under_way.sent_ns) / NS_PER_S + 1)
+        publish = self._link.publish(message, timeout_s=(until_ns - under_way.asked.sent_ns) / NS_PER_S + 1)
         publishing = asyncio.create_task(publish, name=f"offload[{request.id}].publish")
         try:
             return await self._await_answer(request, under_way, publishing, until_ns)
@@ -261,7 +261,7 @@ class OffloadExecutor:
     async def _await_answer(
         self, request: InferRequest, under_way: UnderWay, publishing: asyncio.Task[int], until_ns: int
     ) -> Ending | None:
-        peer, answer = under_way.peer, under_way.answer
+        peer, answer = under_way.asked.peer, under_way.answer
         await self._wait({publishing, answer}, until_ns)  # the answer may overtake the acknowledgement
         if not answer.done() and publishing.done():
             if (error := publishing.exception()) is not None:
@@ -275,7 +275,7 @@ class OffloadExecutor:
         now_ns = self._clock.now_ns()
         if not answer.done():
             peer.breaker.silent(now_ns)
-            return Expired(f"{peer.name} did not answer within {(now_ns - under_way.sent_ns) / 1e6:.1f} ms")
+            return Expired(f"{peer.name} did not answer within {(now_ns - under_way.asked.sent_ns) / 1e6:.1f} ms")
         said = answer.result()
         return said if isinstance(said, Failure) else self._read(request, under_way, said)
 
@@ -286,22 +286,22 @@ class OffloadExecutor:
     def _lost(self, under_way: UnderWay, why: str) -> Failure:
         """End a request that the broker refused or the link lost; only the first counts against the peer."""
         if self._link.connected:
-            under_way.peer.breaker.silent(self._clock.now_ns())
+            under_way.asked.peer.breaker.silent(self._clock.now_ns())
         else:
-            under_way.peer.breaker.abandoned()
+            under_way.asked.peer.breaker.abandoned()
         return Failure("link", why)
 
     def _read(self, request: InferRequest, under_way: UnderWay, answer: Answer) -> Ending:
         """Turn a peer's answer into an ending, trusting nothing that it says."""
-        peer, now_ns = under_way.peer, self._clock.now_ns()
-        network_ns = self._learn(under_way, answer)
+        peer, now_ns = under_way.asked.peer, self._clock.now_ns()
+        network_ns = self._learn(under_way.asked, answer)
         timeline = request.timeline
         timeline.network_ns = network_ns
-        timeline.started_ns = min(now_ns, under_way.sent_ns + network_ns // 2 + answer.queue_ns)
+        timeline.started_ns = min(now_ns, under_way.asked.sent_ns + network_ns // 2 + answer.queue_ns)
         timeline.finished_ns = max(timeline.started_ns, now_ns - network_ns // 2)
         match answer.outcome:
             case OutcomeKind.OK | OutcomeKind.LATE:
-                if answer.digest != under_way.offer.digest:
+                if answer.digest != under_way.asked.offer.digest:
                     return Failure("wrong_digest", f"{peer.name} answered with bundle {answer.digest[:12]}")
                 try:
                     _, payload = oip.decode_response(answer.header, answer.tensors)
@@ -315,19 +315,19 @@ class OffloadExecutor:
             case _:
                 return Failure(answer.reason or answer.outcome.value, f"{peer.name}: {answer.detail}")
 
-    def _learn(self, under_way: UnderWay, answer: Answer) -> int:
+    def _learn(self, asked: Asked, answer: Answer) -> int:
         """Take note of an answer's times, in time or late; return how long it was on the wire."""
-        under_way.peer.breaker.answered()
-        round_trip_ns = self._clock.now_ns() - under_way.sent_ns
+        asked.peer.breaker.answered()
+        round_trip_ns = self._clock.now_ns() - asked.sent_ns
         if answer.outcome not in {OutcomeKind.OK, OutcomeKind.LATE}:
             return max(0, round_trip_ns - answer.queue_ns - answer.run_ns)
-        return under_way.peer.observed(
-            under_way.offer, round_trip_ns=round_trip_ns, queue_ns=answer.queue_ns, run_ns=answer.run_ns
+        return asked.peer.observed(
+            asked.offer, round_trip_ns=round_trip_ns, queue_ns=answer.queue_ns, run_ns=answer.run_ns
         )
 
-    def _came_late(self, under_way: UnderWay, answer: Answer) -> None:
+    def _came_late(self, asked: Asked, answer: Answer) -> None:
         """An answer that nobody waits for any more still tells that its peer lives, and how long it takes."""
-        self._learn(under_way, answer)
+        self._learn(asked, answer)
 
     def _on_link(self, state: LinkState) -> None:
         """Without the link no answer will come: say so now."""

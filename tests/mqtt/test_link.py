@@ -10,18 +10,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from edgeinfer.clock import MonotonicClock
 from edgeinfer.config import BrokerSection
 from edgeinfer.errors import LinkError
 from edgeinfer.mqtt.connect import Address, Resolver
-from edgeinfer.mqtt.link import Keep, LinkState, Message, MqttLink
+from edgeinfer.mqtt.link import Keep, LinkState, Message
 from edgeinfer.mqtt.outbox import Outbox
+from tests.mqtt.links import Inbox, connected, running
 from tests.nearby.rig import until
 from tests.system.broker import Broker, free_port
 from tests.system.proxy import proxy_to
@@ -29,38 +27,6 @@ from tests.system.proxy import proxy_to
 pytestmark = pytest.mark.system
 
 NOBODY = 0x10
-
-
-@contextlib.asynccontextmanager
-async def running(section: BrokerSection, *, client_id: str = "one", **options: Any) -> AsyncIterator[MqttLink]:
-    """Run a link, whether or not it can connect."""
-    link = MqttLink(section, name=client_id, client_id=client_id, clock=MonotonicClock(), **options)
-    task = asyncio.create_task(link.run(), name="link")
-    try:
-        yield link
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-        assert task.cancelled(), task.exception()
-
-
-@contextlib.asynccontextmanager
-async def connected(section: BrokerSection, **options: Any) -> AsyncIterator[MqttLink]:
-    async with running(section, **options) as link:
-        await until(lambda: link.connected)
-        yield link
-
-
-class Inbox(list[Message]):
-    """Messages that a link received on a filter."""
-
-    def __init__(self, link: MqttLink, topic_filter: str) -> None:
-        super().__init__()
-        link.subscribe(topic_filter, self.append)
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [message.payload for message in self]
 
 
 async def test_a_message_arrives_with_all_its_properties(broker: Broker) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer.config import BrokerSection
 from edgeinfer.mqtt.link import LinkState, Message
-from tests.mqtt.test_link import Inbox, connected, running
+from tests.mqtt.links import Inbox, connected, running
 from tests.nearby.rig import until
 from tests.system.broker import Broker, free_port
 
