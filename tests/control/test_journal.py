@@ -35,6 +35,7 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
     assert journal.interrupted() == []
 
 
+@pytest.mark.slow
 def test_the_oldest_are_forgotten_first(tmp_path: Path) -> None:
     journal = fill(tmp_path / "journal", MAX_ENTRIES + 3)
     for memory in (journal, Journal(tmp_path / "journal", InlineStorage())):

@@ -150,6 +150,7 @@ def test_pings_stop_while_the_scheduler_is_stuck_and_come_back_at_once(manager: 
     assert back[0] == "WATCHDOG=1"
 
 
+@pytest.mark.slow
 def test_a_ping_that_systemd_had_no_room_for_is_sent_again_before_the_time_is_up(manager: Manager) -> None:
     notifier = Notifier(manager.address, watchdog_ns=WATCHDOG_NS)
     while notifier.status("filling the queue"):

@@ -138,6 +138,7 @@ def test_a_request_that_failed_next_door_was_offloaded_too(world: World, watch: 
     assert watch.seconds(5, lambda: world.expire(Placement.NEARBY)) == ["offload-open"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every_s", [1, 3, 5, 9, 11, 30])
 def test_steady_offloading_at_any_rate_opens_at_most_once(every_s: int, world: World, watch: Watch) -> None:
     def sometimes() -> None:

@@ -160,6 +160,7 @@ def test_a_report_tells_the_recent_past_apart_from_all_time() -> None:
     run(test, period_s=10)
 
 
+@pytest.mark.slow
 def test_after_an_outage_of_two_hours_there_is_one_birth_and_one_report_that_covers_it() -> None:
     async def test(bench: Bench) -> None:
         bench.link.connect()
@@ -282,6 +283,7 @@ def test_a_device_without_a_broker_tells_its_log(caplog: pytest.LogCaptureFixtur
     assert "event=throttle-start" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_hour_of_trouble_is_less_than_two_hundred_lines_of_log(caplog: pytest.LogCaptureFixture) -> None:
     async def test(bench: Bench) -> None:
         bench.world.link_states["fleet"] = LinkState.UNREACHABLE
