@@ -158,7 +158,7 @@ def encode_answer(answer: Answer, payload: Payload | None, *, topic: str, expiry
         (QUEUE_US, str(answer.queue_ns // NS_PER_US)),
         (RUN_US, str(answer.run_ns // NS_PER_US)),
     ]
-    for name, value in ((REASON, answer.reason), (DETAIL, answer.detail[:_MAX_TEXT]), (VERSION, answer.version),
+    for name, value in ((REASON, answer.reason), (DETAIL, _printable(answer.detail)), (VERSION, answer.version),
                         (VARIANT, answer.variant), (DIGEST, answer.digest)):  # fmt: skip
         if value:
             user.append((name, value))
@@ -201,6 +201,13 @@ def decode_answer(message: Message) -> Answer:
         run_ns=max(0, _integer(RUN_US, message.user_value(RUN_US) or "0")) * NS_PER_US,
         header=header,
         tensors=tensors,
+    )
+
+
+def _printable(text: str) -> str:
+    """Return what MQTT can carry of a text that may quote a peer: a NUL in it would cost the connection."""
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:_MAX_TEXT]
     )
 
 

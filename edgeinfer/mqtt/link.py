@@ -111,6 +111,11 @@ class MqttLink:
         """Largest packet that the broker takes; None when it has no limit, or was never reached."""
         return self._outgoing.limits.max_packet_bytes
 
+    @property
+    def max_incoming_bytes(self) -> int:
+        """Largest packet that we take; the broker silently drops larger ones on their way to us."""
+        return self._max_incoming_bytes
+
     def snapshot(self) -> LinkSnapshot:
         """Return how it stands and what it has done."""
         counters = self._counters + self._outgoing.counters

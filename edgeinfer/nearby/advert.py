@@ -20,6 +20,9 @@ from edgeinfer.scheduling.snapshot import SchedulerSnapshot
 _HEADER_ROOM_BYTES = 64 << 10
 """For the JSON header in front of the tensors."""
 
+_PACKET_ROOM_BYTES = 4 << 10
+"""For topic and properties around a body."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -50,9 +53,11 @@ def build_advert(
     models: Sequence[ServedModel],
     run_times: Mapping[str, LatencyWindow],
     load: Load,
+    max_incoming_bytes: int,
     stamp: Stamp,
 ) -> Advert:
     """Return the advert of this moment; `run_times` are what was observed, by bundle digest."""
+    largest_bytes = max((max_body_bytes(model) for model in models), default=0)
     return Advert(
         online=True,
         stamp=stamp,
@@ -62,7 +67,7 @@ def build_advert(
         wait_us=load.wait_ns // NS_PER_US,
         queue_length=load.queue_length,
         running=load.running,
-        max_request_bytes=max((max_body_bytes(model) for model in models), default=0),
+        max_request_bytes=min(largest_bytes, max_incoming_bytes - _PACKET_ROOM_BYTES),
         period_ms=period_ns // 1_000_000,
         draining=load.draining,
     )

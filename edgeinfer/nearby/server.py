@@ -46,6 +46,11 @@ class ServerLink(Protocol):
         """Largest packet that the broker takes."""
         ...
 
+    @property
+    def max_incoming_bytes(self) -> int:
+        """Largest packet that reaches us."""
+        ...
+
     def subscribe(self, topic_filter: str, handler: Callable[[Message], None], *, qos: int = 1) -> None:
         """Have `handler` called with every message that matches."""
         ...
@@ -139,6 +144,7 @@ class NearbyServer:
             models=self._models(),
             run_times=self._run_times,
             load=self._load(),
+            max_incoming_bytes=self._link.max_incoming_bytes,
             stamp=self._stamper.now(),
         )
         self._link.send(advert_message(self._topics, advert), Keep.LATEST)

@@ -112,3 +112,14 @@ def test_the_packet_size_is_known_exactly(payload: bytes, qos: int, user: list[t
     properties = 5 + 5 + sum(1 + 2 + len(name) + 2 + len(value) for name, value in user)
     rest = 2 + 5 + 2 * qos + (1 if properties < 128 else 2) + properties + len(payload)
     assert packet_bytes(message) == 1 + (1 if rest < 128 else 2) + rest
+
+
+@given(st.text(max_size=600))
+def test_any_detail_can_be_carried(detail: str) -> None:
+    """It may quote what a device sent: NUL, surrogates, control characters."""
+    answer = Answer(OutcomeKind.REJECTED, b"c", "input_invalid", detail)
+    message = encode_answer(answer, None, topic="t", expiry_s=1)
+    assert packet_bytes(message) < 4096
+    said = decode_answer(message).detail
+    assert said.isprintable()
+    assert len(said) == min(len(detail), 512)

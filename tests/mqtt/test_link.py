@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 
 from edgeinfer.config import BrokerSection
 from edgeinfer.errors import LinkError
+from edgeinfer.mqtt.backoff import WAITS, Waits
 from edgeinfer.mqtt.connect import Address, Resolver
 from edgeinfer.mqtt.link import Keep, LinkState, Message
 from edgeinfer.mqtt.outbox import Outbox
@@ -406,3 +408,23 @@ async def test_a_port_that_never_answers_is_unreachable_in_time() -> None:
             assert "did not answer CONNECT" in link.snapshot().reason
     finally:
         server.close()
+
+
+async def test_an_outage_of_hours_is_one_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hundreds of attempts, as in hours at the real pace."""
+    monkeypatch.setitem(WAITS, LinkState.UNREACHABLE, Waits(1_000_000, 1.0, 1_000_000))
+    asked: list[str] = []
+
+    def resolve(host: str, _: int) -> list[Address]:
+        asked.append(host)
+        raise OSError("no such name")
+
+    with caplog.at_level("INFO", "edgeinfer"):
+        async with running(BrokerSection("broker.invalid"), resolver=Resolver(resolve)) as link:
+            for number in range(500):
+                link.send(Message("event", b"%d" % number, qos=1), Keep.FIFO)
+            await until(lambda: len(asked) > 300, within_s=10)
+        assert len(caplog.records) <= 3, caplog.text
+    assert sum(thread.name == "edgeinfer-resolve" for thread in threading.enumerate()) <= 1
