@@ -242,6 +242,7 @@ class AdvertModel(msgspec.Struct, frozen=True, omit_defaults=True):
     p50_us: int | None = None
     """Run time at the peer without its queue, as it observed; None before the first request."""
     p99_us: int | None = None
+    """As it observed; what the toolchain measured before the first request, if it did."""
     stateful: bool = False
 
 

@@ -100,14 +100,16 @@ def will(topics: Topics, stamp: Stamp) -> Message:
 
 
 def _offer(model: ServedModel, run_times: LatencyWindow | None) -> AdvertModel:
-    seen = run_times is not None and len(run_times) > 0
+    variant = model.manifest.variant(model.variant)
+    seed_us = max(variant.latency_us.values(), default=None)  # of the fewest threads, most likely: no promise too much
+    seen = run_times if run_times is not None and len(run_times) else None
     return AdvertModel(
         name=model.manifest.name,
         version=model.manifest.version,
         digest=model.digest,
         variant=model.variant,
-        quality=model.manifest.variant(model.variant).quality,
-        p50_us=run_times.p50_ns // NS_PER_US if run_times is not None and seen else None,
-        p99_us=run_times.p99_ns // NS_PER_US if run_times is not None and seen else None,
+        quality=variant.quality,
+        p50_us=None if seen is None else seen.p50_ns // NS_PER_US,
+        p99_us=seed_us if seen is None else seen.p99_ns // NS_PER_US,
         stateful=model.manifest.stateful,
     )

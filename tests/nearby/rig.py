@@ -41,7 +41,7 @@ def manifest_of(name: str, *, stateful: bool = False, version: str = "1.0.0") ->
         task="echo",
         inputs=[TensorSpec("x", "FP32", [-1], [1 << 20])],
         outputs=[TensorSpec("y", "FP32", [-1], [1 << 20])],
-        variants=[Variant("fp32", "model.onnx", 1.0, 1 << 20, 1 << 20)],
+        variants=[Variant("fp32", "model.onnx", 1.0, 1 << 20, 1 << 20, {"1": 7000})],
         runtime=Runtime("1.32.0", 17, 10),
         files={"model.onnx": File("0" * 64, 1)},
         state=[StateSpec("h", "h2", "FP32", [1])] if stateful else [],

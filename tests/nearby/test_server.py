@@ -283,7 +283,7 @@ async def test_the_advert_says_what_is_served_and_how_fast(site: Site) -> None:
     assert offers["echo"].digest == digest_of("echo")
     assert offers["echo"].p50_us is not None
     assert 20_000 <= offers["echo"].p50_us < 100_000
-    assert offers["other"].p50_us is None
+    assert (offers["other"].p50_us, offers["other"].p99_us) == (None, 7000), "the toolchain's, until it has run"
     assert advert.max_request_bytes > 1 << 22
 
 
