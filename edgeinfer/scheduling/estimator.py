@@ -1,7 +1,8 @@
 """Know how long a model really takes here, from its latest runs.
 
-Owns a window of durations per (model, version, placement). Executors give the seed: what a profile or a manifest
-says, or what they observed themselves. What was seen from the dispatcher's side replaces it after a few runs.
+Owns a window of durations per model and version, of the variant that runs at present. The executor gives the seed:
+what a profile or a manifest says. What was seen from the dispatcher's side replaces it after a few runs. Requests that
+run next door aren't its business: there are several peers, and only `execution.offload` can tell them apart.
 
 A run on fewer cores than its threads is proportionally slower: that factor (`slowdown`) is taken out of what is
 stored and put back into what is returned, so a CPU mask that shrinks is foreseen and not learnt the hard way.
@@ -16,7 +17,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from edgeinfer.execution.executor import Estimate
-from edgeinfer.request import Placement
 from edgeinfer.scheduling.forecast import ModelKey
 
 WINDOW_RUNS = 128
@@ -54,17 +54,15 @@ class Estimator:
     """Windowed percentiles of run times. Loop thread only; memory is bounded per model."""
 
     def __init__(self) -> None:
-        self._windows: dict[tuple[ModelKey, Placement], _Window] = {}
+        self._windows: dict[ModelKey, _Window] = {}
 
-    def refine(
-        self, seed: Estimate, key: ModelKey, placement: Placement, *, now_ns: int, slowdown: float = 1.0
-    ) -> Estimate:
+    def refine(self, seed: Estimate, key: ModelKey, *, now_ns: int, slowdown: float = 1.0) -> Estimate:
         """Return the executor's estimate with the percentiles that were seen here; its wait and cores stand.
 
         With few runs the pessimistic one of seed and window is taken; with stale ones the optimistic one, so
         that one bad minute is not held against a model for ever.
         """
-        window = self._windows.get((key, placement))
+        window = self._windows.get(key)
         p50_ns, p99_ns = float(seed.p50_ns), float(seed.p99_ns)
         if window is not None and window.runs:
             ordered = window.ordered
@@ -81,7 +79,6 @@ class Estimator:
     def observe(
         self,
         key: ModelKey,
-        placement: Placement,
         duration_ns: int,
         *,
         now_ns: int,
@@ -89,27 +86,27 @@ class Estimator:
         origin: str = "",
     ) -> None:
         """Learn that a run took `duration_ns` from dispatch to result, without what it waited in the executor."""
-        window = self._windows.get((key, placement))
+        window = self._windows.get(key)
         if window is None or window.origin != origin:
-            window = self._windows[key, placement] = _Window(origin)
+            window = self._windows[key] = _Window(origin)
         window.add(now_ns, duration_ns / slowdown)
 
     def observe_stopped(
-        self, key: ModelKey, placement: Placement, elapsed_ns: int, estimate: Estimate, *, now_ns: int, slowdown: float
+        self, key: ModelKey, elapsed_ns: int, estimate: Estimate, *, now_ns: int, slowdown: float
     ) -> None:
         """Learn that a run was stopped after `elapsed_ns` without a result: it would have taken longer.
 
         Says nothing when that was sooner than its p99: the deadline was just short.
         """
-        window = self._windows.setdefault((key, placement), _Window(""))
+        window = self._windows.setdefault(key, _Window(""))
         window.stopped_ns = now_ns
         if elapsed_ns >= estimate.p99_ns:
             duration_ns = min(elapsed_ns, _OUTLIER * max(1, estimate.p99_ns))
-            self.observe(key, placement, duration_ns, now_ns=now_ns, slowdown=slowdown, origin=window.origin)
+            self.observe(key, duration_ns, now_ns=now_ns, slowdown=slowdown, origin=window.origin)
 
-    def stale(self, key: ModelKey, placement: Placement, now_ns: int) -> bool:
-        """Return whether the model wasn't tried there lately: its estimate is hearsay."""
-        window = self._windows.get((key, placement))
+    def stale(self, key: ModelKey, now_ns: int) -> bool:
+        """Return whether the model wasn't tried here lately: its estimate is hearsay."""
+        window = self._windows.get(key)
         if window is None:
             return True
         tries = [when for when in (window.stopped_ns, window.runs[-1][0] if window.runs else None) if when is not None]

@@ -110,19 +110,19 @@ class Runs:
         now_ns = self._clock.now_ns()
         self._pace = self._pace.under(duty_cycle=limits.duty_cycle, cores=self.cores, now_ns=now_ns)
 
-    def refine(self, estimate: Estimate, request: InferRequest, placement: Placement, now_ns: int) -> Estimate:
-        """Return an executor's estimate with what was seen here."""
-        key, local = model_key(request), placement is Placement.LOCAL
-        factor = slowdown(estimate.cores, self.cores) if local else 1.0
-        estimate = self._estimator.refine(estimate, key, placement, now_ns=now_ns, slowdown=factor)
-        if local and self.lanes_busy(key) >= estimate.lanes:
+    def refine(self, estimate: Estimate, request: InferRequest, now_ns: int) -> Estimate:
+        """Return the local executor's estimate with what was seen here."""
+        key = model_key(request)
+        factor = slowdown(estimate.cores, self.cores)
+        estimate = self._estimator.refine(estimate, key, now_ns=now_ns, slowdown=factor)
+        if self.lanes_busy(key) >= estimate.lanes:
             # What it would wait for inside the executor is a run of ours, which every forecast counts already.
             return Estimate(estimate.p50_ns, estimate.p99_ns, 0, estimate.cores, estimate.lanes)
         return estimate
 
     def hearsay(self, request: InferRequest, now_ns: int) -> bool:
         """Return whether nothing was seen of the model here lately, so that its estimate may be wrong."""
-        return self._estimator.stale(model_key(request), Placement.LOCAL, now_ns)
+        return self._estimator.stale(model_key(request), now_ns)
 
     def next_look_ns(self, now_ns: int) -> int | None:
         """Return when a run that isn't done by then will have changed the forecast; None when none runs here."""
@@ -170,6 +170,8 @@ class Runs:
             ending.release()
 
     def _learn(self, run: Run, ending: Ending, now_ns: int) -> None:
+        if run.placement is not Placement.LOCAL:
+            return
         waited_ns, timeline = run.estimate.wait_ns, run.ticket.request.timeline
         duration_ns = now_ns - run.started_ns - waited_ns
         if isinstance(ending, Result):
@@ -177,16 +179,13 @@ class Runs:
                 duration_ns = timeline.finished_ns - timeline.started_ns
             self._estimator.observe(
                 run.key,
-                run.placement,
                 max(1, duration_ns),
                 now_ns=now_ns,
                 slowdown=run.slowdown,
                 origin=f"{ending.digest} {ending.variant}",
             )
         elif isinstance(ending, Expired):
-            self._estimator.observe_stopped(
-                run.key, run.placement, duration_ns, run.estimate, now_ns=now_ns, slowdown=run.slowdown
-            )
+            self._estimator.observe_stopped(run.key, duration_ns, run.estimate, now_ns=now_ns, slowdown=run.slowdown)
 
     def _release(self, run: Run, now_ns: int) -> None:
         """Give back what a run took. Calling it again does nothing."""

@@ -172,7 +172,7 @@ class Scheduler:
             local = admit(job, self._load(now_ns), replaces=replaces, now_ns=now_ns)
         else:
             local = estimate or _said(ticket.tried[Placement.LOCAL])
-        nearby = None if settled(local) else self._ask_nearby(ticket, now_ns)
+        nearby = None if settled(local) else self._ask_nearby(ticket)
         placed = place(request, local, nearby, now_ns=now_ns)
         if isinstance(placed, Refusal):
             if isinstance(estimate, Estimate) and self._may_use_spare_time(request, placed, now_ns):
@@ -202,17 +202,14 @@ class Scheduler:
         estimate = self._local.estimate(request)
         if isinstance(estimate, Refusal):
             return estimate
-        return self._runs.refine(estimate, request, Placement.LOCAL, now_ns)
+        return self._runs.refine(estimate, request, now_ns)
 
-    def _ask_nearby(self, ticket: PendingTicket, now_ns: int) -> Estimate | Refusal | None:
+    def _ask_nearby(self, ticket: PendingTicket) -> Estimate | Refusal | None:
         if self._nearby is None:
             return None
         if (before := ticket.tried.get(Placement.NEARBY)) is not None:
             return _said(before)
-        estimate = self._nearby.estimate(ticket.request)
-        if isinstance(estimate, Refusal):
-            return estimate
-        return self._runs.refine(estimate, ticket.request, Placement.NEARBY, now_ns)
+        return self._nearby.estimate(ticket.request)
 
     def _job(self, request: InferRequest, estimate: Estimate, *, spare: bool = False) -> Job:
         deadlines = request.deadlines
@@ -270,7 +267,7 @@ class Scheduler:
         """
         ticket.stage = Stage.DECIDING
         request = ticket.request
-        placed = place(request, refusal, self._ask_nearby(ticket, now_ns), now_ns=now_ns)
+        placed = place(request, refusal, self._ask_nearby(ticket), now_ns=now_ns)
         if isinstance(placed, Placed):
             placed = self._send_out(ticket) or placed
         if isinstance(placed, Refusal) and request.accept_late and local_stop(self._limits) is None:
@@ -319,7 +316,7 @@ class Scheduler:
             self._withdraw(entries[job_id], self._blame(Reason.DEADLINE_UNREACHABLE), now_ns)
         for job_id in verdict.endangered:
             entry = entries[job_id]
-            nearby = self._ask_nearby(entry.item, now_ns)
+            nearby = self._ask_nearby(entry.item)
             safe = isinstance(nearby, Estimate) and now_ns + nearby.finish_p99_ns <= entry.job.due_ns
             if safe or now_ns + entry.job.p50_ns > entry.job.due_ns:
                 self._withdraw(entry, self._blame(Reason.DEADLINE_UNREACHABLE), now_ns)
@@ -340,7 +337,7 @@ class Scheduler:
         for ticket in outbound:
             if ticket.stage is not Stage.OUTBOUND:
                 continue
-            estimate = self._ask_nearby(ticket, now_ns)
+            estimate = self._ask_nearby(ticket)
             if self._nearby is not None and isinstance(estimate, Estimate):
                 self._last_offload_ns = now_ns
                 self._runs.start(group, self._nearby, ticket, estimate, now_ns)

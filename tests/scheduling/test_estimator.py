@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from edgeinfer.execution.executor import Estimate
-from edgeinfer.request import Placement
 from edgeinfer.scheduling.estimator import MIN_RUNS, STALE_NS, WINDOW_RUNS, Estimator, slowdown
 
 MS = 1_000_000
 KEY = ("person-detect", "")
 SEED = Estimate(20 * MS, 30 * MS, wait_ns=5 * MS, cores=2, lanes=3)
-HERE = Placement.LOCAL
 
 
 def _refine(estimator: Estimator, now_ns: int = 0, factor: float = 1.0) -> tuple[float, float]:
-    estimate = estimator.refine(SEED, KEY, HERE, now_ns=now_ns, slowdown=factor)
+    estimate = estimator.refine(SEED, KEY, now_ns=now_ns, slowdown=factor)
     return estimate.p50_ns / MS, estimate.p99_ns / MS
 
 
 def _observe(estimator: Estimator, *durations_ms: float, now_ns: int = 0, origin: str = "") -> None:
     for duration in durations_ms:
-        estimator.observe(KEY, HERE, round(duration * MS), now_ns=now_ns, origin=origin)
+        estimator.observe(KEY, round(duration * MS), now_ns=now_ns, origin=origin)
 
 
 def test_the_seed_stands_until_something_was_seen() -> None:
-    assert Estimator().refine(SEED, KEY, HERE, now_ns=0) == SEED
+    assert Estimator().refine(SEED, KEY, now_ns=0) == SEED
 
 
 def test_wait_cores_and_lanes_are_the_executors_own() -> None:
     estimator = Estimator()
     _observe(estimator, *[1.0] * 20)
-    refined = estimator.refine(SEED, KEY, HERE, now_ns=0)
+    refined = estimator.refine(SEED, KEY, now_ns=0)
     assert (refined.wait_ns, refined.cores, refined.lanes) == (5 * MS, 2, 3)
 
 
@@ -75,18 +73,18 @@ def test_a_bad_minute_is_not_held_against_a_model_for_ever() -> None:
     estimator = Estimator()
     _observe(estimator, *[900] * 20)
     assert _refine(estimator) == (900, 900)
-    assert not estimator.stale(KEY, HERE, STALE_NS)
+    assert not estimator.stale(KEY, STALE_NS)
     assert _refine(estimator, now_ns=STALE_NS + 1) == (20, 30)
-    assert estimator.stale(KEY, HERE, STALE_NS + 1)
+    assert estimator.stale(KEY, STALE_NS + 1)
 
 
 def test_one_hang_does_not_close_the_door() -> None:
     estimator = Estimator()
     _observe(estimator, *[10] * 127)
-    estimate = estimator.refine(SEED, KEY, HERE, now_ns=0)
-    estimator.observe_stopped(KEY, HERE, 5_000 * MS, estimate, now_ns=0, slowdown=1.0)
+    estimate = estimator.refine(SEED, KEY, now_ns=0)
+    estimator.observe_stopped(KEY, 5_000 * MS, estimate, now_ns=0, slowdown=1.0)
     assert _refine(estimator) == (10, 10)
-    estimator.observe_stopped(KEY, HERE, 5_000 * MS, estimate, now_ns=0, slowdown=1.0)
+    estimator.observe_stopped(KEY, 5_000 * MS, estimate, now_ns=0, slowdown=1.0)
     assert _refine(estimator) == (10, 40), "and two count as no more than four times what is normal"
 
 
@@ -94,17 +92,17 @@ def test_a_short_deadline_says_nothing_about_the_model() -> None:
     estimator = Estimator()
     _observe(estimator, *[10] * 20)
     estimator.observe_stopped(
-        KEY, HERE, 3 * MS, estimator.refine(SEED, KEY, HERE, now_ns=0), now_ns=0, slowdown=1.0
+        KEY, 3 * MS, estimator.refine(SEED, KEY, now_ns=0), now_ns=0, slowdown=1.0
     )  # fmt: skip
     assert _refine(estimator) == (10, 10)
 
 
 def test_an_attempt_that_was_stopped_counts_as_one() -> None:
     estimator = Estimator()
-    estimator.observe_stopped(KEY, HERE, 3 * MS, SEED, now_ns=0, slowdown=1.0)
-    assert not estimator.stale(KEY, HERE, STALE_NS)
-    assert estimator.stale(KEY, HERE, STALE_NS + 1)
-    assert estimator.refine(SEED, KEY, HERE, now_ns=0) == SEED
+    estimator.observe_stopped(KEY, 3 * MS, SEED, now_ns=0, slowdown=1.0)
+    assert not estimator.stale(KEY, STALE_NS)
+    assert estimator.stale(KEY, STALE_NS + 1)
+    assert estimator.refine(SEED, KEY, now_ns=0) == SEED
 
 
 def test_fewer_cores_than_threads_are_foreseen_and_taken_out_of_what_is_learnt() -> None:
@@ -112,12 +110,6 @@ def test_fewer_cores_than_threads_are_foreseen_and_taken_out_of_what_is_learnt()
     _observe(estimator, *[10] * 20)
     assert _refine(estimator, factor=slowdown(2, 1)) == (20, 20)
     for _ in range(WINDOW_RUNS):
-        estimator.observe(KEY, HERE, 20 * MS, now_ns=0, slowdown=slowdown(2, 1))
+        estimator.observe(KEY, 20 * MS, now_ns=0, slowdown=slowdown(2, 1))
     assert _refine(estimator) == (10, 10)
     assert slowdown(1, 4) == 1.0
-
-
-def test_here_and_next_door_are_kept_apart() -> None:
-    estimator = Estimator()
-    _observe(estimator, *[10] * 20)
-    assert estimator.refine(SEED, KEY, Placement.NEARBY, now_ns=0) == SEED
