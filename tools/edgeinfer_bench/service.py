@@ -13,8 +13,11 @@ from typing import Any
 
 from edgeinfer.client import Client
 from edgeinfer.errors import EdgeInferError, LinkError
+from edgeinfer_tools.sample_files import write_samples
 
 MODELS = ("pp-ocr-det", "silero-vad", "support-intent")
+
+_MODELS = Path(__file__).resolve().parents[2] / "models"
 
 _CONFIG = """\
 board = "generic-x86"
@@ -77,19 +80,12 @@ class Service:
                 self._process.wait(timeout=5)
 
     def warm_up(self) -> None:
-        """Have every model answer its first golden request."""
-        for model in self.models:
-            self.ask_golden(model)
-
-    def ask_golden(self, model: str) -> None:
-        """Send a model its first golden request."""
-        from edgeinfer.artifact.bundle import read_golden
-        from edgeinfer.artifact.manifest import read_manifest
-
-        manifest, _ = read_manifest(self.bundles / model)
-        request, _ = read_golden(self.bundles / model, manifest.golden[0])
+        """Have every model of the demo answer once, with real input."""
+        frame = write_samples(_MODELS / "pp-ocr-det", self.root / "frames")[0]
         with Client(self.socket) as client:
-            client.infer_payload(model, request, deadline_ms=10_000)
+            client.infer_text("support-intent", "hello", deadline_ms=5000)
+            client.infer_file("pp-ocr-det", frame, deadline_ms=10_000)
+            client.infer("silero-vad", {"audio": [[0.0] * 512]}, deadline_ms=5000)
 
     def status(self) -> dict[str, Any]:
         """Return the daemon's status document."""

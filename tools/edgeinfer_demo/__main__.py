@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from edgeinfer.daemon.lifecycle import first_fault
 from edgeinfer.errors import EdgeInferError
 from edgeinfer_demo.live import Display
 from edgeinfer_demo.run import play
@@ -31,6 +32,12 @@ def main() -> int:
             world = World(Path(folder), args.bundles, governor=not args.no_governor, offload=not args.no_offload)
             with Display() as display:
                 return asyncio.run(play(world, display, args.out, speed=args.speed))
+    except BaseExceptionGroup as group:
+        fault = first_fault(group)
+        if fault is None:
+            raise
+        print(f"edgeinfer demo: {fault}", file=sys.stderr)
+        return fault.exit_code
     except EdgeInferError as error:
         print(f"edgeinfer demo: {error}", file=sys.stderr)
         return error.exit_code

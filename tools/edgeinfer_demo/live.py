@@ -49,7 +49,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print one line that stays."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def show(self, view: View) -> None:
         """Draw the moment, or print it as a line where there is no terminal."""
@@ -63,10 +63,12 @@ class Display:
         self.console.print(_loops(report))
         thermal, memory = report["thermal"], report["memory"]
         seconds = ", ".join(f"{level} {value:.0f} s" for level, value in thermal["seconds_by_level"].items())
-        self.say(f"heat      peak {thermal['peak_c']:.1f} C; {seconds}; firmware throttled "
-                 f"{thermal['firmware_throttled_s']:.1f} s")  # fmt: skip
-        self.say(f"memory    budget {_mib(memory['budget_bytes'])}, reserved at most "
-                 f"{_mib(memory['peak_reserved_bytes'])}, measured at most {_mib(memory['peak_pss_bytes'])} (PSS of all processes)")  # fmt: skip
+        firmware = f"firmware throttled {thermal['firmware_throttled_s']:.1f} s"
+        self.say(f"heat      peak {thermal['peak_c']:.1f} C; {seconds}; {firmware}")
+        reserved, measured = _mib(memory["peak_reserved_bytes"]), _mib(memory["peak_pss_bytes"])
+        self.say(
+            f"memory    budget {_mib(memory['budget_bytes'])}, reserved at most {reserved}, PSS at most {measured}"
+        )
         self.say(f"offload   {report['offloaded_share']:.1%} of the answers came from next door")
         identity = report["identity"]
         ended = " + ".join(f"{value} {kind}" for kind, value in identity["ended"].items())

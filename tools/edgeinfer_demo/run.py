@@ -26,6 +26,7 @@ from edgeinfer_tools.sample_files import write_samples
 SENTENCE = "I was charged twice for my invoice"
 _MODELS = Path(__file__).resolve().parents[2] / "models"
 _PROC = Path("/proc")
+_ONLINE_TIMEOUT_S = 20.0
 
 
 async def play(world: World, display: Display, out: Path, *, speed: float = 1.0) -> int:
@@ -48,9 +49,7 @@ async def play(world: World, display: Display, out: Path, *, speed: float = 1.0)
         evidence = await run.play()
     checks = judge(evidence)
     report = compose(evidence, run.peak_pss_bytes, checks, board=board.name, seconds=run.seconds)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "report.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    path = await asyncio.to_thread(_write, report, out)
     display.summary(report, checks)
     display.say(f"written to {path}")
     if failed := [check.name for check in checks if not check.ok]:
@@ -60,6 +59,13 @@ async def play(world: World, display: Display, out: Path, *, speed: float = 1.0)
             display.say("\n".join(world.log(name).read_text(encoding="utf-8", errors="replace").splitlines()[-15:]))
         return 1
     return 0
+
+
+def _write(report: dict[str, Any], out: Path) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "report.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    return path
 
 
 class _Run:
@@ -80,7 +86,6 @@ class _Run:
 
     async def play(self) -> Evidence:
         """Go through the phases and return the evidence."""
-        records = []
         began_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -93,8 +98,7 @@ class _Run:
             self._plant.attach(self._world.daemon.pid)
             await self._until_ready()
             self._end_s = time.monotonic() + sum(phase.seconds for phase in PHASES) / self._speed
-            for phase in PHASES:
-                records.append(await self._go_through(phase))
+            records = [await self._go_through(phase) for phase in PHASES]
             status = await self._observer.status() or self._status
             exit_status = await asyncio.to_thread(self._world.stop)
             for task in tasks:
@@ -116,12 +120,13 @@ class _Run:
         await self._observer.command("set-loop", {"loop": "camera", "period_ms": phase.camera_period_ms})
         if not phase.broker_up:
             self._world.stop_broker()
+            self._observer.online = False
         before = await self._counts()
         await asyncio.sleep(phase.seconds / self._speed)
         after = await self._counts()
         if not phase.broker_up:
             await asyncio.to_thread(self._world.start_broker)
-            await self._until_connected()
+            await self._until_online()
         return _difference(phase, before, after)
 
     async def _counts(self) -> dict[str, dict[str, Any]]:
@@ -135,15 +140,16 @@ class _Run:
             while not self._status.get("ready"):
                 self._check_alive()
                 await asyncio.sleep(0.1)
-            await self._until_connected()
-            while not self._observer.online:
-                await asyncio.sleep(0.05)
+            await self._until_online()
 
-    async def _until_connected(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(10):
-                while not self._observer.link.connected:
+    async def _until_online(self) -> None:
+        """Wait until the device has said over MQTT that it is there, as it does by itself at each connection."""
+        try:
+            async with asyncio.timeout(_ONLINE_TIMEOUT_S):
+                while not self._observer.online:
                     await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise LinkError(f"the device is not back on the broker after {_ONLINE_TIMEOUT_S:g} s") from None
 
     def _check_alive(self) -> None:
         for name, process in (("daemon", self._world.daemon), ("nearby", self._world.nearby)):

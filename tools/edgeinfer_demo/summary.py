@@ -57,6 +57,6 @@ def _loop(counts: dict[str, Any]) -> dict[str, Any]:
                 "p50_ms": counts["p50_ms"].get(placement),
                 "p99_ms": counts["p99_ms"].get(placement),
             }
-            for placement, outcomes in counts["outcomes_by_placement"].items()
+            for placement, outcomes in counts["by_placement"].items()
         },
     }
