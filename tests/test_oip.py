@@ -87,9 +87,8 @@ def test_bfloat16_is_the_upper_half_of_float32() -> None:
 
 @pytest.mark.parametrize("datatype", [*NUMPY, "BYTES"])
 def test_json_and_binary_form_mean_the_same(datatype: str) -> None:
-    values: list[Any] = {"BOOL": [True, False, True, True], "BYTES": ["a", "", "ü", "日本"]}.get(
-        datatype, [0, 1, 2, 100]
-    )
+    special: dict[str, Any] = {"BOOL": [True, False, True, True], "BYTES": ["a", "", "ü", "日本"]}
+    values = special.get(datatype, [0, 1, 2, 100])
     body = {"inputs": [{"name": "x", "datatype": datatype, "shape": [2, 2], "data": [values[:2], values[2:]]}]}
     header, payload = oip.decode_request(json.dumps(body).encode())
     assert oip.elements(header.inputs[0], payload.tensors[0]) == values

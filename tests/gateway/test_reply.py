@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,7 +126,14 @@ def test_the_result_is_given_back_by_release_and_not_before() -> None:
 
 
 def test_documents_may_hold_what_json_does_not_know() -> None:
-    from pathlib import Path
-
     reply = json_reply({"nan": math.nan, "path": Path("/x")})
     assert json.loads(bytes(reply.chunks[0])) == {"nan": None, "path": "/x"}
+
+
+def test_the_documented_table_of_statuses_is_the_real_one() -> None:
+    document = (Path(__file__).parents[2] / "docs/client.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (\d+) \|", document, re.MULTILINE)
+    rejected = {reason.strip("`"): int(status) for outcome, reason, status in rows if outcome == "rejected"}
+    assert rejected == {reason.value: status for reason, status in REFUSAL_STATUS.items()}
+    others = {outcome: int(status) for outcome, _, status in rows if outcome != "rejected"}
+    assert others == {kind.value: status for kind, status in ENDING_STATUS.items() if status != 200}
