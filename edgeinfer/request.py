@@ -171,8 +171,11 @@ class InferRequest:
 
     @property
     def origin(self) -> str:
-        """What reports group this request by: its stream, or its model."""
-        return self.stream or self.model
+        """What reports group this request by: its loop, or its model.
+
+        Streams that callers name (they hold a colon, loops never do) are as many as callers like, so they don't count.
+        """
+        return self.model if self.stream is None or ":" in self.stream else self.stream
 
 
 class Lease(Protocol):

@@ -102,7 +102,7 @@ def test_options_reach_the_scheduler(client: Client, submit: ScriptedSubmit) -> 
     request = submit.tickets[0].request
     assert request.deadlines.total_ns - request.timeline.received_ns == 250_000_000
     assert (request.version, request.priority, request.firm, request.accept_late) == ("1.0.0", 2, False, True)
-    assert (request.scope, request.stream, request.sequence_start) == (DataScope.SITE, "client:s", True)
+    assert (request.scope, request.stream, request.sequence_start) == (DataScope.SITE, "client:double:s", True)
 
 
 def test_media_reach_the_worker_as_they_are(client: Client, submit: ScriptedSubmit, tmp_path: Path) -> None:

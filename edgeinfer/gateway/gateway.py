@@ -3,6 +3,7 @@
     GET  /v2                                        what this is
     GET  /v2/health/live, /v2/health/ready          200, or 503 while not ready
     GET  /v2/models                                 every model and whether it is ready
+    POST /v2/repository/index                       the same, as Triton's clients ask for it
     GET  /v2/models/NAME[/versions/V]               metadata, from the manifest
     GET  /v2/models/NAME[/versions/V]/ready
     POST /v2/models/NAME[/versions/V]/infer         one inference, JSON or binary tensors, in and out
@@ -145,7 +146,9 @@ class Gateway:
                 await self._infer(connection, head, name, version)
             case _:
                 await connection.read_body(limit_bytes=1 << 16)
-                if head.method != "GET":
+                if path == ["v2", "repository", "index"] and head.method == "POST":
+                    await connection.respond(json_reply(index(self._models())))
+                elif head.method != "GET":
                     await connection.respond(error_reply(405, f"{head.method} is not for {head.target[:200]}"))
                 else:
                     await connection.respond(self._document(path, head.target))

@@ -4,6 +4,7 @@ Pure: what is valid depends on the manifest and the bytes alone. Parameters of t
 noted; the header wins):
 
     deadline_ms (Edgeinfer-Deadline-Ms)  from now; default the manifest's, else 10 s; at most 10 minutes
+    timeout                              the same in microseconds, as Triton's clients say it
     priority, firm, accept_late, scope   as `InferRequest` has them; scope is "device", "site" or "any"
     sequence_id, sequence_start          the state of a stateful model is kept by the id
     binary_data_output                   all outputs in binary form; per output: parameters.binary_data
@@ -57,7 +58,7 @@ def take_request(
             scope=_scope(parameters),
             firm=_flag(parameters, "firm", default=True),
             accept_late=_flag(parameters, "accept_late", default=False),
-            stream=_stream(parameters),
+            stream=_stream(model.manifest.name, parameters),
             sequence_start=_flag(parameters, "sequence_start", default=False),
         )
     except ProtocolError as error:
@@ -77,6 +78,8 @@ def _header_length(headers: Mapping[str, str]) -> int | None:
 
 def _deadline_ms(model: ModelInfo, headers: Mapping[str, str], parameters: Mapping[str, Any]) -> float:
     value = headers.get(DEADLINE_HEADER, parameters.get("deadline_ms"))
+    if value is None and isinstance(timeout_us := parameters.get("timeout"), int) and timeout_us > 0:
+        value = timeout_us / 1000
     if value is None:
         return model.manifest.deadline_ms or DEFAULT_DEADLINE_MS
     try:
@@ -97,11 +100,11 @@ def _priority(parameters: Mapping[str, Any]) -> int:
     return value
 
 
-def _stream(parameters: Mapping[str, Any]) -> str | None:
+def _stream(model: str, parameters: Mapping[str, Any]) -> str | None:
     value = parameters.get("sequence_id", 0)
     if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value)) > 128:
         raise ProtocolError(f"sequence_id {str(value)[:40]!r} is not a number or a text of at most 128 characters")
-    return f"client:{value}" if value else None
+    return f"client:{model}:{value}" if value else None
 
 
 def _scope(parameters: Mapping[str, Any]) -> DataScope:

@@ -95,8 +95,8 @@ def run_model(request: InferRequest) -> Ending:
     outputs: list[tuple[str, str, list[int], bytes]]
     said: dict[str, Any] = {}
     if request.model == "support-intent":
-        (text,) = oip.bytes_elements(raws[0])
-        words = set(re.findall("[a-z]+", bytes(text).decode().lower()))
+        text = b" ".join(map(bytes, oip.bytes_elements(raws[0]))).decode()
+        words = set(re.findall("[a-z]+", text.lower()))
         probability = 1 / (1 + math.exp(-(sum(w for word, w in _WEIGHTS.items() if word in words) - 0.4)))
         outputs = [("probability", "FP32", [1], oip.bytes_element(b"")[:0] + _floats([probability]))]
         said = {"label": "support_request" if probability >= 0.5 else "other", "score": probability}

@@ -70,6 +70,7 @@ async def test_documents() -> None:
         assert await caller.ask("GET", "/status") == (200, {"ready": True, "level": "warm"})
         status, models = await caller.ask("GET", "/v2/models")
         assert [model["name"] for model in models] == ["support-intent", "double", "camera", "listen"]
+        assert await caller.ask("POST", "/v2/repository/index", b"{}") == (200, models)
         status, model = await caller.ask("GET", "/v2/models/camera/versions/1.0.0")
         assert status == 200
         assert model["inputs"] == [{

@@ -52,6 +52,8 @@ def test_the_models_own_deadline_is_the_default_and_the_header_wins() -> None:
     taken = _take(LISTEN, body)
     assert isinstance(taken, Intake)
     assert taken.request.deadlines.total_ns == NOW + 32_000_000
+    assert _taken({"timeout": 1500}).request.deadlines.total_ns == NOW + 1_500_000
+    assert _taken({"timeout": 1500, "deadline_ms": 9}).request.deadlines.total_ns == NOW + 9_000_000
     both = _taken({"deadline_ms": 20}, {"edgeinfer-deadline-ms": "2.5"})
     assert both.request.deadlines.total_ns == NOW + 2_500_000
 
@@ -62,7 +64,11 @@ def test_parameters_reach_the_request() -> None:
     }).request  # fmt: skip
     assert (request.priority, request.firm, request.accept_late) == (3, False, True)
     assert request.scope is DataScope.SITE
-    assert (request.stream, request.sequence_start) == ("client:42", True)
+    assert (request.stream, request.sequence_start) == ("client:double:42", True)
+
+
+def test_reports_do_not_grow_with_the_sequences_that_callers_invent() -> None:
+    assert {_taken({"sequence_id": number}).request.origin for number in range(1, 100)} == {"double"}
 
 
 @pytest.mark.parametrize(
