@@ -14,7 +14,7 @@ from typing import Any, Union
 
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.request import DataScope
-from edgeinfer.toml_file import Bytes, MilliCelsius, Nanoseconds, load_toml, make_converter, structure
+from edgeinfer.toml_file import Bytes, Nanoseconds, load_toml, make_converter, structure
 
 _TOPIC_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -61,8 +61,9 @@ class SchedulerSection:
     """Bounds of the queue and of a worker's life."""
 
     queue_limit: int = 64
-    kill_grace: Nanoseconds = Nanoseconds(50_000_000)
-    """From asking a worker to stop a run that is over its deadline to killing it."""
+    kill_grace: Nanoseconds = Nanoseconds(500_000_000)
+    """From asking a worker to stop a run that is over its deadline to killing it. The caller was answered before;
+    ONNX Runtime stops between two operators, and one operator may take long on a small board."""
     drain_timeout: Nanoseconds = Nanoseconds(5_000_000_000)
     cpus: list[int] | None = None
     """CPUs that workers may use; default all that the daemon may."""
@@ -388,11 +389,3 @@ def _check_word(path: str, value: str, *, optional: bool = False) -> Iterable[Pr
 def _duplicates(path: str, names: list[str]) -> Iterable[Problem]:
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem(path, f"name {name!r} is used {names.count(name)} times")
-
-
-__all__ = [
-    "BrokerSection", "CommandSource", "DeviceConfig", "DeviceSection", "DirectorySource", "JsonLinesSink",
-    "LoopSection", "MemorySection", "MilliCelsius", "ModelSection", "MqttSection", "MqttSink", "NearbyConfig",
-    "OffloadSection", "PathsSection", "SchedulerSection", "SinkSection", "SourceSection", "TelemetrySection",
-    "ThermalSection", "WavSource", "load_device_config", "load_nearby_config",
-]  # fmt: skip

@@ -29,7 +29,7 @@ class Problem:
 class ConfigError(EdgeInferError):
     """An operator's file is wrong; carries every problem of the file, not only the first."""
 
-    exit_code = 78  # EX_CONFIG: systemd does not restart on it (RestartPreventExitStatus)
+    exit_code = 78  # EX_CONFIG
 
     def __init__(self, source: str, problems: tuple[Problem, ...]) -> None:
         self.source = source
