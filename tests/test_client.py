@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import json
 import math
 import socket
@@ -18,11 +19,11 @@ import numpy as np
 import pytest
 
 from edgeinfer import oip
-from edgeinfer.client import Client, DeadlineExpired, Media, Rejected, Tensor
+from edgeinfer.client import AsyncClient, Client, DeadlineExpired, Media, Rejected, Tensor
 from edgeinfer.errors import LinkError, ProtocolError, SessionError
 from edgeinfer.gateway.http import Bounds
 from edgeinfer.request import DataScope, Ending, Expired, Failure, Reason, Refusal
-from tests.gateway.serving import DIGEST, ScriptedSubmit, run_model, serving_in_thread
+from tests.gateway.serving import DIGEST, ScriptedSubmit, run_model, serving, serving_in_thread
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_somebody_else_on_the_socket_is_told_apart(what: str, tmp_path: Path, mo
 
 def test_a_hung_daemon_is_given_up_soon_after_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("edgeinfer.client._PATIENCE_S", 0.1)
+    monkeypatch.setattr("edgeinfer.client.route.PATIENCE_S", 0.1)
     with pytest.raises(LinkError, match=r"did not answer within 0\.2 s"):
         Client(_served_once(b"", Path())).infer("m", {"x": Tensor("FP32", [1], bytes(4))}, deadline_ms=100)
 
@@ -250,12 +251,70 @@ def test_an_interrupted_call_never_gives_its_answer_to_the_next(client: Client, 
     assert client.infer("double", [[1, 2]])["y"].elements() == [2, 4]
 
 
-def test_asking_needs_neither_numpy_nor_onnxruntime(socket_path: Path) -> None:
+def test_asking_needs_neither_numpy_nor_onnxruntime_nor_asyncio(socket_path: Path) -> None:
     code = (
         "import sys; from edgeinfer import Client; c = Client(sys.argv[1]);"
-        "a = c.infer('double', [[1, 2]]); print(a['y'].elements(), 'numpy' in sys.modules, 'onnxruntime' in sys.modules)"
+        "a = c.infer('double', [[1, 2]]); print(a['y'].elements(), *[name in sys.modules for name in ('numpy', 'onnxruntime', 'asyncio')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(socket_path)], capture_output=True, text=True, timeout=30, check=True
     )
-    assert done.stdout.split() == ["[2.0,", "4.0]", "False", "False"]
+    assert done.stdout.split() == ["[2.0,", "4.0]", "False", "False", "False"]
+
+
+# --- asyncio
+
+
+async def test_many_calls_at_once_from_one_event_loop() -> None:
+    submit = ScriptedSubmit(delay_s=0.05)
+    async with serving(submit) as (_, path):
+        client = AsyncClient(path)
+        answers = await asyncio.gather(*(client.infer("double", [[number, 2]]) for number in range(20)))
+        assert [answer["y"].elements()[0] for answer in answers] == [2 * number for number in range(20)]
+        answer = await client.infer_text("support-intent", "I was charged twice for my invoice", deadline_ms=1000)
+        assert answer.label == "support_request"
+        assert (await client.infer_media("camera", b"\xff\xd8", "image/jpeg")).model == "camera"
+        assert (await client.models())[0]["name"] == "support-intent"
+        assert await client.status() == {"ready": True}
+        assert await client.ready()
+        with pytest.raises(Rejected, match="there is no model 'nope'"):
+            await client.infer("nope", [1])
+        submit.script = lambda _: Expired("x")
+        with pytest.raises(DeadlineExpired):
+            await client.infer("double", np.ones((1, 2), np.float32))
+
+
+async def test_a_call_that_is_cancelled_cancels_its_request_in_the_daemon() -> None:
+    submit = ScriptedSubmit(delay_s=30)
+    async with serving(submit) as (_, path), asyncio.timeout(5):
+        call = asyncio.create_task(AsyncClient(path).infer("double", [[1, 2]]))
+        while not submit.tickets:
+            await asyncio.sleep(0.005)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        while submit.tickets[0].done is None:
+            await asyncio.sleep(0.005)
+        assert submit.tickets[0].cancelled.is_set()
+
+
+@pytest.mark.parametrize("what", STRANGERS)
+async def test_somebody_else_on_the_socket_is_told_apart_by_both_clients(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer, error = STRANGERS[what]
+    with pytest.raises(error):
+        await AsyncClient(_served_once(answer, Path())).status()
+
+
+async def test_both_clients_say_the_same_about_a_daemon_that_is_not_there_or_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("edgeinfer.client.route.PATIENCE_S", 0.1)
+    assert not await AsyncClient("none").ready()
+    with pytest.raises(LinkError, match=r"no edgeinfer on none: .*No such file or directory; start it"):
+        await AsyncClient("none").status()
+    with pytest.raises(LinkError, match=r"did not answer within 0\.2 s"):
+        await AsyncClient(_served_once(b"", Path())).infer("m", {"x": Tensor("FP32", [1], bytes(4))}, deadline_ms=100)

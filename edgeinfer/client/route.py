@@ -1,0 +1,52 @@
+"""Where the daemon is, what it is asked under which path, and how long to wait for it: the same for both clients."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from edgeinfer import oip
+from edgeinfer.errors import LinkError
+from edgeinfer.request import Payload
+
+DEFAULT_SOCKET = Path("/run/edgeinfer/edgeinfer.sock")
+SOCKET_VARIABLE = "EDGEINFER_SOCKET"
+DEFAULT_DEADLINE_MS = 10_000.0
+PATIENCE_S = 2.0
+"""How long after the deadline a client still waits for the daemon to say that it has passed."""
+
+
+def find_socket(given: Path | str | None) -> Path:
+    """Return the daemon's socket: as given, else from the environment, else where the service puts it."""
+    return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
+
+
+def no_daemon(path: Path, error: OSError) -> LinkError:
+    """Return the exception for a socket that nobody answers on."""
+    return LinkError(
+        f"no edgeinfer on {path}: {error.strerror or error}; start it (systemctl start edgeinfer), "
+        f"or name its socket in ${SOCKET_VARIABLE}"
+    )
+
+
+def model_path(name: str, version: str | None) -> str:
+    """Return the path of a model, or of one version of it."""
+    path = f"/v2/models/{quote(name, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def request_headers(payload: Payload | None) -> dict[str, str]:
+    """Return the headers of a request with this body."""
+    if payload is None:
+        return {}
+    return {
+        oip.HEADER_LENGTH: str(len(payload.header)),
+        "Content-Type": "application/octet-stream",
+        "Content-Length": str(payload.size_bytes),
+    }
+
+
+def answer_within_s(deadline_ms: float | None) -> float:
+    """Return how long to wait for the reply to a request with that deadline."""
+    return (deadline_ms or DEFAULT_DEADLINE_MS) / 1000 + PATIENCE_S

@@ -1,0 +1,220 @@
+"""The client for apps that block: one connection, used by one thread, replaced when the daemon was restarted."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from edgeinfer import oip
+from edgeinfer.client.answer import Inference, read_answer, read_document
+from edgeinfer.client.route import answer_within_s, find_socket, model_path, no_daemon, request_headers
+from edgeinfer.client.values import TEXT_TYPE, Media, Specs, Value, make_request, media_of_file, needs_specs, only_input
+from edgeinfer.errors import LinkError, ProtocolError
+from edgeinfer.request import Payload
+
+
+class Client:
+    """A connection to the daemon on this device. Use one per thread; it reconnects by itself."""
+
+    def __init__(self, socket: Path | str | None = None) -> None:
+        """Remember where the daemon listens: `socket`, else $EDGEINFER_SOCKET, else the installed service's place."""
+        self.socket = find_socket(socket)
+        self._connection: _UnixConnection | None = None
+        self._inputs: dict[tuple[str, str | None], Specs] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the next call opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Value] | Value,
+        *,
+        version: str | None = None,
+        deadline_ms: float | None = None,
+        outputs: Sequence[str] = (),
+        **parameters: Any,
+    ) -> Inference:
+        """Run a model once and return its answer.
+
+        `inputs` maps input names to values; a value alone is the model's only input. A value is a `Tensor`, a `Media`,
+        a numpy array or any other buffer, a (nested) list of numbers or texts, or a text. `deadline_ms` counts from
+        the call's arrival; default the model's own. Further `parameters`: `priority` (higher goes first), `firm`
+        (False: may be dropped for more urgent work), `accept_late`, `scope` ("device", "site" or "any": how far the
+        data may travel; default "device"), `sequence_id` and `sequence_start` (stateful models).
+
+        Raises:
+            Rejected: refused, with the reason; also for inputs that do not fit the model.
+            DeadlineExpired: no answer by the deadline.
+            SessionError: the model failed.
+            LinkError: the daemon cannot be reached.
+            ProtocolError: what listens there is not edgeinfer, or an input cannot be written as a tensor.
+        """
+        if deadline_ms is not None:
+            parameters["deadline_ms"] = deadline_ms
+        specs = self._specs(model, version) if needs_specs(inputs) else ()
+        payload = make_request(model, inputs, specs, outputs=outputs, parameters=parameters)
+        status, headers, body = self._exchange(
+            "POST", f"{model_path(model, version)}/infer", timeout_s=answer_within_s(deadline_ms), payload=payload
+        )
+        return read_answer(status, headers.get(oip.HEADER_LENGTH), body)
+
+    def infer_media(
+        self,
+        model: str,
+        data: bytes | bytearray | memoryview,
+        content_type: str,
+        *,
+        input: str = "",  # noqa: A002 - the protocol's word
+        **options: Any,
+    ) -> Inference:
+        """Run a model on an encoded image, recording or text; `options` as for `infer`, which says what is raised."""
+        name = input or only_input(model, self._specs(model, options.get("version")))
+        return self.infer(model, {name: Media(data, content_type)}, **options)
+
+    def infer_text(self, model: str, text: str, **options: Any) -> Inference:
+        """Run a model on a text; as `infer_media`."""
+        return self.infer_media(model, text.encode(), TEXT_TYPE, **options)
+
+    def infer_file(self, model: str, path: Path | str, **options: Any) -> Inference:
+        """Run a model on a file whose name tells its content type (.jpg, .png, .wav, .txt); as `infer_media`.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        media = media_of_file(Path(path))
+        return self.infer_media(model, media.data, media.content_type, **options)
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return name, version and readiness of every model."""
+        models: list[dict[str, Any]] = self._document("/v2/models", list)
+        return models
+
+    def model(self, name: str, version: str | None = None) -> dict[str, Any]:
+        """Return a model's inputs, outputs and parameters.
+
+        Raises:
+            Rejected: there is no such model.
+        """
+        model: dict[str, Any] = self._document(model_path(name, version), dict)
+        return model
+
+    def status(self) -> dict[str, Any]:
+        """Return the daemon's status document."""
+        status: dict[str, Any] = self._document("/status", dict)
+        return status
+
+    def ready(self) -> bool:
+        """Return whether the daemon is there and would take requests; never raises for one that is not."""
+        try:
+            return self._exchange("GET", "/v2/health/ready", timeout_s=5.0)[0] == 200
+        except LinkError:
+            return False
+
+    def _specs(self, model: str, version: str | None) -> Specs:
+        """Return the model's declared inputs, asked for once per connection."""
+        key = (model, version)
+        if key not in self._inputs:
+            self._inputs[key] = self.model(model, version)["inputs"]
+        return self._inputs[key]
+
+    def _document(self, path: str, kind: type[Any]) -> Any:
+        status, _, body = self._exchange("GET", path, timeout_s=10.0)
+        return read_document(status, body, kind)
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout_s: float,
+        payload: Payload | None = None,
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        """Send a request and return status, headers and body of the reply.
+
+        Raises:
+            LinkError: no daemon, or none that answers in time.
+            ProtocolError: it does not speak HTTP.
+        """
+        connection = self._connected(timeout_s)
+        try:
+            connection.putrequest(method, path, skip_accept_encoding=True)
+            for name, value in request_headers(payload).items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            try:
+                for part in (payload.header, *payload.tensors) if payload else ():
+                    connection.send(part)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # refused before it was read whole: the reply says why
+            with connection.getresponse() as response:
+                return response.status, response.headers, response.read()
+        except TimeoutError as error:
+            self.close()
+            raise LinkError(
+                f"{self.socket}: the daemon did not answer within {timeout_s:.1f} s; is it hung?"
+            ) from error
+        except OSError as error:
+            self.close()
+            raise LinkError(f"{self.socket}: the daemon hung up: {error.strerror or error}") from error
+        except http.client.HTTPException as error:
+            self.close()
+            raise ProtocolError(f"{self.socket}: what listens there is not edgeinfer: {error!r}") from error
+        except BaseException:
+            self.close()  # interrupted half way: the reply must not be taken for the next request's
+            raise
+
+    def _connected(self, timeout_s: float) -> _UnixConnection:
+        """Return a live connection; one that the daemon has closed while it was idle is replaced."""
+        if self._connection is not None and self._connection.is_stale():
+            self.close()
+        if self._connection is None:
+            self._inputs.clear()
+            self._connection = _UnixConnection(self.socket)
+        connection = self._connection
+        try:
+            if connection.sock is None:
+                connection.connect()
+            connection.sock.settimeout(timeout_s)
+        except OSError as error:
+            self.close()
+            raise no_daemon(self.socket, error) from error
+        return connection
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a UNIX socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(5.0)
+        self.sock.connect(os.fspath(self._path))
+
+    def is_stale(self) -> bool:
+        """Return whether the other side has closed, or sent what nobody asked for."""
+        if self.sock is None:
+            return False
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(0))
