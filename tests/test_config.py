@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgeinfer import config as module
 from edgeinfer.config import (
     BrokerSection,
     CommandSource,

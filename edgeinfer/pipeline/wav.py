@@ -21,8 +21,8 @@ from edgeinfer.config import WavSource
 from edgeinfer.pipeline.frame import Frame, SourceError, SourceSnapshot
 from edgeinfer.pipeline.off_thread import off_thread
 
-_AHEAD_CHUNKS = 32
-"""Chunks read at once: a second of speech, 64 KB."""
+_AHEAD_CHUNKS = 8
+"""Chunks read at once: converting them holds the interpreter for 0.4 ms (2 ms on a Pi), not more."""
 _REBASE_NS = NS_PER_S
 """A loop that was away for longer starts a new sequence here instead of reading on through what it missed."""
 
