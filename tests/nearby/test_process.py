@@ -40,7 +40,7 @@ def process(tmp_path: Path, broker: Broker) -> Iterator[subprocess.Popen[bytes]]
         f'name = "hall"\nsite = "plant"\nstate_dir = "{state}"\n'
         f'[mqtt.site]\nhost = "127.0.0.1"\nport = {broker.port}\n[[model]]\nname = "support-intent"\n'
     )
-    process = subprocess.Popen([*edgeinfer, "nearby", "--config", str(config)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*edgeinfer, "nearby", "--config", str(config)])
     try:
         yield process
     finally:
@@ -70,7 +70,9 @@ async def test_a_real_service_answers_freezes_returns_and_leaves(
         manifest, digest = read_manifest(BUNDLE)
         site.known["support-intent"] = KnownModel(digest)
         await site.device()
-        await until(lambda: isinstance(site.executor.estimate(ask(site)), Estimate), within_s=30)
+        ready = lambda: isinstance(site.executor.estimate(ask(site)), Estimate)  # noqa: E731
+        await until(lambda: ready() or process.poll() is not None, within_s=30)
+        assert process.poll() is None, "it ended"
 
         ending = await site.executor.execute(ask(site))
         assert isinstance(ending, Result), ending
@@ -81,7 +83,7 @@ async def test_a_real_service_answers_freezes_returns_and_leaves(
         endings = [await site.executor.execute(ask(site, within_ms=100)) for _ in range(4)]
         assert [type(ending) for ending in endings] == [Expired, Expired, Expired, Refusal]
         os.kill(process.pid, signal.SIGCONT)
-        await until(lambda: isinstance(site.executor.estimate(ask(site)), Estimate), within_s=10)
+        await until(ready, within_s=10)
         assert isinstance(await site.executor.execute(ask(site)), Result)
 
         process.terminate()
