@@ -122,7 +122,7 @@ class Variant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     instruction_sets: list[str] = []
     """/proc/cpuinfo flags that this variant needs to be right (not only fast)."""
     tolerance: float = 1e-3
-    """Largest absolute difference from the golden outputs that is still right."""
+    """Largest absolute difference from the golden outputs that is still right: what CPUs may differ by."""
 
 
 class Runtime(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -141,7 +141,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: int
 
 
-class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Golden(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One golden request and what it must answer; both are OIP bodies with their header length first.
 
     File format: 8-byte little-endian header length, then the body.
@@ -149,6 +149,8 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     request: str
     response: str
+    variant: str = ""
+    """The only variant that must give this answer; empty: every one."""
 
 
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -200,6 +202,10 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
                 return variant
         known = ", ".join(variant.name for variant in self.variants)
         raise ManifestInvalid(f"{self.name} {self.version} has no variant {name!r}; it has {known}")
+
+    def golden_for(self, variant: str) -> list[Golden]:
+        """Return the golden requests that judge the variant, in their order."""
+        return [golden for golden in self.golden if golden.variant in {"", variant}]
 
     @property
     def max_request_bytes(self) -> int:
@@ -274,9 +280,7 @@ def check_manifest(manifest: Manifest) -> list[str]:
     problems += _check_variants(manifest)
     for path in manifest.files:
         problems += _check_path(path)
-    for golden in manifest.golden:
-        problems += [f"golden file {file!r} is not in files" for file in (golden.request, golden.response)
-                     if file not in manifest.files]  # fmt: skip
+    problems += _check_golden(manifest)
     if manifest.classes is not None:
         problems += _check_classes(manifest.classes, manifest.outputs)
     if manifest.deadline_ms is not None and not 0 < manifest.deadline_ms < float("inf"):
@@ -317,6 +321,20 @@ def _check_variants(manifest: Manifest) -> list[str]:
         for threads, latency in variant.latency_us.items():
             if not threads.isdecimal() or int(threads) < 1 or latency < 1:
                 problems.append(f"variant {variant.name!r} has latency_us {threads!r}: {latency}")
+    return problems
+
+
+def _check_golden(manifest: Manifest) -> list[str]:
+    problems = []
+    names = {variant.name for variant in manifest.variants}
+    for golden in manifest.golden:
+        problems += [f"golden file {file!r} is not in files" for file in (golden.request, golden.response)
+                     if file not in manifest.files]  # fmt: skip
+        if golden.variant and golden.variant not in names:
+            problems.append(f"golden {golden.response!r} is for variant {golden.variant!r}, which there is not")
+    if manifest.golden:
+        problems += [f"variant {name!r} has no golden request, others have" for name in sorted(names)
+                     if not manifest.golden_for(name)]  # fmt: skip
     return problems
 
 

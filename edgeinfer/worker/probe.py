@@ -7,14 +7,14 @@ only this worker pays. What follows from the verdict is `store`'s and `execution
 
 from __future__ import annotations
 
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edgeinfer import oip
-from edgeinfer.artifact.manifest import Golden, Manifest, Variant
+from edgeinfer.artifact.bundle import read_golden
+from edgeinfer.artifact.manifest import Manifest, Variant
 from edgeinfer.clock import NS_PER_S, MonotonicClock
 from edgeinfer.errors import ArtifactError, ManifestInvalid, ProtocolError, RuntimeUnusable, SessionError
 from edgeinfer.request import Payload
@@ -23,8 +23,6 @@ from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.spec import limits_for, load_spec
 from edgeinfer.worker.worker import RunResult, Worker
 
-_HEADER_LENGTH: Final = struct.Struct("<Q")
-_MAX_GOLDEN_BYTES: Final = 256 << 20
 _STREAM: Final = "golden"
 
 
@@ -47,33 +45,6 @@ class Verdict:
     """CPU time of all threads over the repeated runs."""
 
 
-def read_golden(bundle: Path, golden: Golden) -> tuple[Payload, Payload]:
-    """Return a golden request and the response that it must get.
-
-    Raises:
-        ManifestInvalid: a file is missing, too large, or no OIP body.
-    """
-    try:
-        _, request = oip.decode_request(*_split_golden(bundle / golden.request))
-        _, response = oip.decode_response(*_split_golden(bundle / golden.response))
-    except (OSError, ProtocolError, struct.error) as error:
-        raise ManifestInvalid(f"golden {golden.request} with {golden.response}: {error}") from error
-    return request, response
-
-
-def _split_golden(path: Path) -> tuple[memoryview, memoryview]:
-    if (size := path.stat().st_size) > _MAX_GOLDEN_BYTES:
-        raise ProtocolError(f"{path.name} has {size} bytes, at most {_MAX_GOLDEN_BYTES} are read")
-    raw = path.read_bytes()
-    (header_length,) = _HEADER_LENGTH.unpack_from(raw)
-    return oip.split(memoryview(raw)[_HEADER_LENGTH.size :], header_length)
-
-
-def join_golden(payload: Payload) -> bytes:
-    """Return the bytes of a golden file."""
-    return _HEADER_LENGTH.pack(len(payload.header)) + oip.join(payload)
-
-
 async def probe(
     nursery: Nursery,
     manifest: Manifest,
@@ -85,10 +56,10 @@ async def probe(
     run_timeout_ns: int = 30 * NS_PER_S,
     repeat: int = 0,
 ) -> Verdict:
-    """Load a variant in a worker of its own and run the golden requests, then the first one `repeat` times more.
+    """Load a variant in a worker of its own and run its golden requests, then the first one `repeat` times more.
 
-    The golden requests of a stateful model are one sequence. The caller has reserved the memory and has verified
-    the bundle's files.
+    Those of other variants are left alone. The golden requests of a stateful model are one sequence. The caller has
+    reserved the memory and has verified the bundle's files.
 
     Raises:
         RuntimeUnusable: ONNX Runtime cannot be imported here: nothing is said about the bundle.
@@ -98,7 +69,7 @@ async def probe(
     clock = MonotonicClock()
     spec = load_spec(manifest, bundle, variant_name, threads=threads)
     try:
-        goldens = [read_golden(bundle, golden) for golden in manifest.golden]
+        goldens = _read_goldens(manifest, bundle, variant_name)
         limits = limits_for(manifest)
         worker = await Worker.start(nursery, spec, deadline_ns=clock.now_ns() + load_timeout_ns, limits=limits)
     except RuntimeUnusable:
@@ -111,6 +82,24 @@ async def probe(
         return await _examine(worker, variant, goldens, run_timeout_ns=run_timeout_ns, repeat=repeat)
     finally:
         await worker.stop(grace_ns=0)
+
+
+def _read_goldens(manifest: Manifest, bundle: Path, variant_name: str) -> list[tuple[Payload, Payload]]:
+    """Return the requests that judge a variant, each with the response that it must get.
+
+    Raises:
+        ManifestInvalid: a file is missing, too large, or no OIP body.
+    """
+    pairs = []
+    for golden in manifest.golden_for(variant_name):
+        request, response = read_golden(bundle, golden)
+        try:
+            _, request = oip.decode_request(request.header, b"".join(request.tensors))
+            _, response = oip.decode_response(response.header, b"".join(response.tensors))
+        except ProtocolError as error:
+            raise ManifestInvalid(f"golden {golden.request} with {golden.response}: {error}") from error
+        pairs.append((request, response))
+    return pairs
 
 
 async def _examine(

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from edgeinfer.errors import ArtifactError, ConfigError, SessionError
-from edgeinfer_tools.cli import _parser
+from edgeinfer_tools.cli import build_parser
 from edgeinfer_tools.faults import DataRefused, FetchError, GateFailed, ModelRefused, OutputExists
 from edgeinfer_tools.recipe import METHODS, METRICS, Gate, PackageFile, RecipeFile, VariantRecipe
 from tests.tools.conftest import MODELS, REPOSITORY
@@ -17,7 +17,7 @@ TEXT = (REPOSITORY / "docs" / "toolchain.md").read_text(encoding="utf-8")
 
 
 def options() -> list[str]:
-    commands = next(a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    commands = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     found = [f"edgeinfer-tools {name}" for name in commands.choices]
     for command in commands.choices.values():
         found += [f"`{flag}`" for action in command._actions for flag in action.option_strings if action.dest != "help"]

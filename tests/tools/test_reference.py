@@ -20,6 +20,14 @@ def test_it_describes_the_values() -> None:
     assert len(summary["histogram"]["edges"]) == BINS + 1
 
 
+def test_its_extent_spans_all_requests() -> None:
+    found = Distribution()
+    assert found.extent == (0.0, 0.0)
+    for values in ([], [1.5, 2.0], [-3.0, 0.5]):
+        found.add(np.array(values, np.float32))
+    assert found.extent == (-3.0, 2.0)
+
+
 def test_large_tensors_are_thinned_evenly() -> None:
     found = Distribution()
     found.add(np.linspace(0, 1, 1_000_000, dtype=np.float32))

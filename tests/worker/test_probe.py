@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from onnx import ModelProto
 
 from edgeinfer import oip
+from edgeinfer.artifact.bundle import encode_golden
 from edgeinfer.artifact.manifest import File, Golden, Manifest, Runtime, StateSpec, TensorSpec, Variant
 from edgeinfer.clock import NS_PER_MS
 from edgeinfer.errors import ManifestInvalid, RuntimeUnusable
 from edgeinfer.request import Payload
 from edgeinfer.worker.nursery import Nursery
-from edgeinfer.worker.probe import join_golden, probe
+from edgeinfer.worker.probe import probe
 from tests.worker import graphs
 from tests.worker.conftest import floats, request_of
 from tests.worker.test_nursery import fake_runtime
@@ -35,7 +37,7 @@ def bundle(folder: Path, graph: ModelProto | bytes, pairs: list[tuple[Payload, P
     for number, (request, response) in enumerate(pairs):
         golden.append(Golden(f"{number}.request", f"{number}.response"))
         for name, payload in ((golden[-1].request, request), (golden[-1].response, response)):
-            (folder / name).write_bytes(content := join_golden(payload))
+            (folder / name).write_bytes(content := encode_golden(payload))
             files[name] = File("0" * 64, len(content))
     return Manifest(
         **{
@@ -72,6 +74,21 @@ async def test_variant_that_answers_otherwise_is_rejected_with_the_numbers(nurse
     verdict = await probe(nursery, manifest, tmp_path, "fp32")
     assert (verdict.accepted, verdict.reason) == (False, "golden_mismatch")
     assert verdict.detail == "golden request 0: output 'y' differs by 0.5, tolerance is 0.001"
+
+
+async def test_variant_is_judged_by_its_own_golden_answers_and_by_those_for_all(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    made = bundle(tmp_path, graphs.identity(), [(request_of(x=floats(v)), response_of(v)) for v in (1, 2, 3)])
+    (tmp_path / "1.response").write_bytes(encode_golden(response_of(2.5)))  # an answer that only int8 may give
+    everyone, quantized, exact = made.golden
+    variants = [structs.replace(made.variants[0], name=name) for name in ("fp32", "int8")]
+    golden = [everyone, structs.replace(quantized, variant="int8"), structs.replace(exact, variant="fp32")]
+    manifest = structs.replace(made, variants=variants, golden=golden)
+    assert (await probe(nursery, manifest, tmp_path, "fp32")).accepted
+    verdict = await probe(nursery, manifest, tmp_path, "int8")
+    assert (verdict.accepted, verdict.reason) == (False, "golden_mismatch")
+    assert verdict.detail.startswith("golden request 1: output 'y' differs by 0.5")
 
 
 async def test_golden_requests_of_a_stateful_model_are_one_sequence(nursery: Nursery, tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ from edgeinfer.artifact.profile import Profile, encode_profile
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer_tools import describe, graph
 from edgeinfer_tools.fetch import fetch, sha256
-from edgeinfer_tools.golden import response_payload
+from edgeinfer_tools.golden import GoldenRequest, response_payload
 from edgeinfer_tools.machine import this_machine
 from edgeinfer_tools.measure import request_payload
 from edgeinfer_tools.pack import staging, write_json, write_manifest
 from edgeinfer_tools.recipe import Recipe
 from edgeinfer_tools.reference import reference
 from edgeinfer_tools.sizes import human
-from edgeinfer_tools.variants import Job, make_variants
+from edgeinfer_tools.variants import Built, Job, make_variants
 from edgeinfer_tools.verify import prove
 
 Say = Callable[[str], None]
@@ -76,8 +76,9 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
         onnx.save(model, str(float_model))
         say(f"prepared  {len(model.graph.node)} nodes, opset {graph.opset_of(model)}, {human(float_model)}")
         job = Job(recipe, board, this_machine(), files, folder, float_model, options.seconds, options.costs_from, say)
-        built, notes = make_variants(job)
-        golden = _write_golden(job, folder / built[0].file)
+        requests = job.golden()
+        built, notes = make_variants(job, requests)
+        golden = _write_golden(job, requests, built)
         best = built[0]
         write_json(folder / "reference.json", reference(best.evaluation.distributions, variant=best.recipe.name))
         report = describe.report(job, built, notes, source_sha256=sha256(source.read_bytes()) if source else "")
@@ -87,7 +88,7 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
         manifest, digest = prove(folder)
         for note in notes:
             say(f"note      {note}")
-        say(f"proved    {len(golden)} golden requests, {len(built)} variants, each in a worker of its own")
+        say(f"proved    {len(requests)} golden requests, {len(built)} variants, each in a worker of its own")
     output.with_name(f"{output.name}.profile.json").write_bytes(
         encode_profile(describe.profile(job, built, bundle_digest=digest))
     )
@@ -120,16 +121,19 @@ def prepare(recipe: Recipe, source: Path | None) -> onnx.ModelProto:
     return model
 
 
-def _write_golden(job: Job, model: Path) -> list[Golden]:
-    """Write the golden files; the answers are those of `model`, the best variant."""
+def _write_golden(job: Job, requests: list[GoldenRequest], built: list[Built]) -> list[Golden]:
+    """Write the golden files: the requests once, and every variant's own answers to them."""
     (job.folder / "golden").mkdir()
-    found = []
     name, version = job.recipe.file.name, job.recipe.file.version
-    for index, item in enumerate(job.golden(model)):
-        entry = Golden(request=f"golden/{index:03}.request", response=f"golden/{index:03}.response")
+    for index, item in enumerate(requests):
         request = request_payload(item.inputs, job.recipe.inputs)
-        response = response_payload(item, job.recipe.outputs, model=name, version=version)
-        (job.folder / entry.request).write_bytes(encode_golden(request))
-        (job.folder / entry.response).write_bytes(encode_golden(response))
-        found.append(entry)
+        (job.folder / f"golden/{index:03}.request").write_bytes(encode_golden(request))
+    found = []
+    for made in built:
+        variant = made.recipe.name
+        for index, answered in enumerate(made.golden.answers):
+            entry = Golden(f"golden/{index:03}.request", f"golden/{index:03}.{variant}.response", variant)
+            response = response_payload(answered, job.recipe.outputs, model=name, version=version)
+            (job.folder / entry.response).write_bytes(encode_golden(response))
+            found.append(entry)
     return found

@@ -21,7 +21,7 @@ from edgeinfer.errors import ConfigError, EdgeInferError, Problem
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     try:
         match arguments.command:
             case "build":
@@ -37,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(prog="edgeinfer-tools", description="Build and inspect edgeinfer bundles.")
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="build a bundle from a recipe, for a board")
@@ -45,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--board", required=True, help="board file, or the name of one that came with edgeinfer")
     build.add_argument("-o", "--output", type=Path, required=True, help="the bundle's folder; must not exist")
     build.add_argument("--replace", action="store_true", help="replace the output when it exists")
-    build.add_argument("--seconds", type=float, default=2.0, help="time for each latency measurement (default 2)")
+    build.add_argument(
+        "--seconds", type=float, default=2.0, help="time for each latency measurement, all rounds (default 2)"
+    )
     build.add_argument("--costs-from", type=Path, help="profile whose costs are taken instead of measuring again")
     inspect = commands.add_parser("inspect", help="show what a bundle says about itself")
     inspect.add_argument("bundle", type=Path)

@@ -54,7 +54,6 @@ def manifest(job: Job, built: list[Built], golden: list[Golden], model: onnx.Mod
 
 
 def _variant(job: Job, item: Built) -> Variant:
-    quantized = item.recipe.method != "keep"
     return Variant(
         name=item.recipe.name,
         file=item.file,
@@ -62,7 +61,7 @@ def _variant(job: Job, item: Built) -> Variant:
         load_peak_bytes=max(cost.load_peak_bytes for cost in item.costs),
         steady_bytes=max(cost.steady_bytes for cost in item.costs),
         latency_us={str(cost.threads): cost.latency.p99_us for cost in item.costs},
-        instruction_sets=list(weight_range(job.board).instruction_sets) if quantized else [],
+        instruction_sets=list(weight_range(job.board).instruction_sets) if item.recipe.quantized else [],
         tolerance=item.tolerance,
     )
 
@@ -110,7 +109,7 @@ def _variant_report(item: Built) -> dict[str, Any]:
             name: {"max_abs": _figure(error.max_abs), "mean_abs": _figure(error.mean_abs)}
             for name, error in item.evaluation.errors.items()
         },
-        "golden_difference": _figure(item.golden_difference),
+        "golden_spread": _figure(item.golden.spread),
         "tolerance": item.tolerance,
         "costs": item.costs,
     }

@@ -68,6 +68,11 @@ def weight_range(board: Board) -> WeightRange:
     )
 
 
+def sums_exactly(weights: WeightRange, flags: list[str], architecture: str) -> bool:
+    """Return whether a CPU's 8-bit kernels compute weights of this range without saturating."""
+    return weights.reduced or architecture == "aarch64" or not set(_VNNI).isdisjoint(flags)
+
+
 def quantize(
     source: Path, target: Path, variant: VariantRecipe, *, weights: WeightRange, samples: Callable[[], CheckedSamples]
 ) -> int:

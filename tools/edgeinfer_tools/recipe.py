@@ -70,8 +70,13 @@ class VariantRecipe:
     """Operator types to quantize; empty: what the method does by default."""
     optional: bool = False
     """A variant that misses its gates is left out, with a note in the report, instead of failing the build."""
-    tolerance: float = 1e-3
-    """Least golden tolerance; what was measured on the golden inputs raises it (see docs/toolchain.md)."""
+    tolerance: float = 1e-6
+    """Least golden tolerance; what was measured raises it (see docs/toolchain.md)."""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it computes in 8 bits."""
+        return self.method != "keep"
 
 
 @dataclass(frozen=True, slots=True)

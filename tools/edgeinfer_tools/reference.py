@@ -33,6 +33,12 @@ class Distribution:
         stride = max(1, -(-flat.size // VALUES_PER_TENSOR))
         self.parts.append(flat[::stride].astype(np.float32))
 
+    @property
+    def extent(self) -> tuple[float, float]:
+        """The smallest and the largest value; zeros when there is none."""
+        ends = [(float(part.min()), float(part.max())) for part in self.parts if part.size]
+        return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0.0, 0.0)
+
     def summary(self) -> dict[str, Any]:
         """Return the figures of reference.json for this tensor."""
         values = np.concatenate(self.parts).astype(np.float64) if self.parts else np.zeros(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,15 @@ import onnxruntime as ort
 
 ORT_VERSION: str = ort.__version__
 
+Level = Literal["none", "basic", "extended", "all"]
+"""How far the runtime optimises a graph when it loads it; workers load with `all`."""
+_LEVELS: dict[Level, ort.GraphOptimizationLevel] = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
 
 class Runner:
     """One model, loaded; not for use by two threads.
@@ -31,7 +40,7 @@ class Runner:
     """
 
     def __init__(
-        self, model: Path | bytes, *, threads: int = 1, state: list[StateSpec] | None = None, optimize: bool = True
+        self, model: Path | bytes, *, threads: int = 1, state: list[StateSpec] | None = None, level: Level = "all"
     ) -> None:
         """Load the model.
 
@@ -43,8 +52,7 @@ class Runner:
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        level = ort.GraphOptimizationLevel
-        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        options.graph_optimization_level = _LEVELS[level]
         try:
             self._session: Any = ort.InferenceSession(
                 model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]

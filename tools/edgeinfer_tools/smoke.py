@@ -56,7 +56,7 @@ def smoke(model: Path, inputs: dict[str, Array], state: list[StateSpec]) -> None
 
 
 def _child(order: dict[str, Any]) -> dict[str, str]:
-    from edgeinfer_tools.session import Runner
+    from edgeinfer_tools.session import Level, Runner
 
     with np.load(order["inputs"], allow_pickle=False) as arrays:
         inputs = {
@@ -64,8 +64,9 @@ def _child(order: dict[str, Any]) -> dict[str, str]:
         }
     state = msgspec.convert(order["state"], list[StateSpec])
     try:
-        for optimize in (False, True):
-            Runner(Path(order["model"]), state=state, optimize=optimize).run(inputs)
+        ends: tuple[Level, ...] = ("none", "all")
+        for level in ends:
+            Runner(Path(order["model"]), state=state, level=level).run(inputs)
     except SessionError as error:
         return {"reason": error.reason, "detail": error.detail}
     return {}

@@ -16,13 +16,13 @@ from edgeinfer.errors import ConfigError, Problem
 from edgeinfer_tools.calibration import CheckedSamples
 from edgeinfer_tools.evaluate import Evaluation, GateResult, evaluate, judge, quality
 from edgeinfer_tools.faults import DataRefused, GateFailed
-from edgeinfer_tools.golden import GoldenRequest, difference, golden_requests, tolerance
+from edgeinfer_tools.golden import GoldenRequest, Recorded, golden_requests, record, tolerance
 from edgeinfer_tools.machine import Machine, thread_counts
 from edgeinfer_tools.measure import measure
-from edgeinfer_tools.quantize import quantize, weight_range
+from edgeinfer_tools.quantize import quantize, sums_exactly, weight_range
 from edgeinfer_tools.recipe import Recipe, VariantRecipe
 from edgeinfer_tools.samples import Stream
-from edgeinfer_tools.session import Runner
+from edgeinfer_tools.session import Level, Runner
 from edgeinfer_tools.sizes import human
 from edgeinfer_tools.smoke import smoke
 
@@ -49,9 +49,9 @@ class Job:
     """Costs to take instead of measuring."""
     say: Callable[[str], None]
 
-    def runner(self, model: Path) -> Runner:
+    def runner(self, model: Path, level: Level = "all", threads: int = 1) -> Runner:
         """Load a model of this job in this process."""
-        return Runner(model, state=self.recipe.state)
+        return Runner(model, state=self.recipe.state, level=level, threads=threads)
 
     def streams(self, function: str) -> Iterator[Stream]:
         """Return what data.py's `function` yields for the fetched files.
@@ -64,10 +64,10 @@ class Job:
             raise ConfigError(str(self.recipe.folder / "data.py"), (Problem(function, "is missing"),))
         return iter(hook(self.files))
 
-    def golden(self, model: Path) -> list[GoldenRequest]:
-        """Return the golden requests with the answers of `model`."""
+    def golden(self) -> list[GoldenRequest]:
+        """Return the golden requests."""
         function = "golden" if self.recipe.hook("data", "golden") is not None else "evaluation"
-        return golden_requests(self.streams(function), self.recipe, self.runner(model))
+        return golden_requests(self.streams(function), self.recipe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ class Built:
     evaluation: Evaluation
     gates: list[GateResult]
     costs: list[OperatingCost]
-    golden_difference: float
+    golden: Recorded
+    tolerance: float
+    """Golden tolerance for the manifest."""
     calibration_samples: int
 
     @property
@@ -89,20 +91,14 @@ class Built:
         """1.0 = as the float model."""
         return quality(self.gates[0])
 
-    @property
-    def tolerance(self) -> float:
-        """Golden tolerance for the manifest."""
-        return tolerance(self.recipe.tolerance, self.golden_difference)
 
-
-def make_variants(job: Job) -> tuple[list[Built], list[str]]:
+def make_variants(job: Job, golden: list[GoldenRequest]) -> tuple[list[Built], list[str]]:
     """Return the variants that passed, best quality first, and notes for the report.
 
     Raises:
         GateFailed: a variant that is not optional misses a gate, or none is left.
         EdgeInferError: the model, the data or the runtime is at fault.
     """
-    golden = job.golden(job.float_model)
     smoke(job.float_model, golden[0].tensors, job.recipe.state)
     notes, built = _notes_on_board(job), []
     for variant in job.recipe.file.variants:
@@ -139,6 +135,12 @@ def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest]) -> Buil
         threads = "1 thread" if cost.threads == 1 else f"{cost.threads} threads"
         latency = f"p50 {cost.latency.p50_us / 1000:.2f} ms, p99 {cost.latency.p99_us / 1000:.2f} ms"
         job.say(f"{'':<9} {threads}: {latency}, load {cost.load_ms:.0f} ms, peak {human(cost.load_peak_bytes)}")
+    weights = weight_range(job.board)
+    recorded = record(
+        golden,
+        lambda level, threads: job.runner(target, level, threads),
+        exact=not variant.quantized or sums_exactly(weights, job.machine.flags, platform.machine()),
+    )
     return Built(
         recipe=variant,
         file=str(target.relative_to(job.folder)),
@@ -146,9 +148,16 @@ def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest]) -> Buil
         evaluation=evaluation,
         gates=verdicts,
         costs=costs,
-        golden_difference=difference(golden, runner),
+        golden=recorded,
+        tolerance=tolerance(variant.tolerance, recorded.spread, _extents(job, evaluation), quantized=variant.quantized),
         calibration_samples=samples,
     )
+
+
+def _extents(job: Job, evaluation: Evaluation) -> list[tuple[float, float]]:
+    """Return the smallest and the largest value of each float output on the evaluation data."""
+    floats = [spec.name for spec in job.recipe.outputs if spec.datatype.startswith(("FP", "BF"))]
+    return [evaluation.distributions[f"outputs.{name}"].extent for name in floats]
 
 
 def _quantize(job: Job, variant: VariantRecipe, target: Path) -> int:
@@ -180,7 +189,7 @@ def _notes_on_board(job: Job) -> list[str]:
     notes, cpu = [], job.board.cpu
     if cpu.architecture != (here := platform.machine()):
         notes.append(f"latency and memory are those of a {here} machine; {job.board.name} is {cpu.architecture}")
-    if all(variant.method == "keep" for variant in job.recipe.file.variants):
+    if not any(variant.quantized for variant in job.recipe.file.variants):
         return notes
     if missing := sorted(set(weight_range(job.board).instruction_sets) - set(job.machine.flags)):
         notes.append(f"evaluated without {', '.join(missing)}: 8-bit figures may differ on {job.board.name}")
@@ -193,9 +202,9 @@ def _notes_on_worth(job: Job, built: list[Built]) -> list[str]:
     """Say so when quantizing did not pay."""
     notes = []
     float_bytes = job.float_model.stat().st_size
-    kept = next((item for item in built if item.recipe.method == "keep"), None)
+    kept = next((item for item in built if not item.recipe.quantized), None)
     for item in built:
-        if item.recipe.method == "keep":
+        if not item.recipe.quantized:
             continue
         if (ratio := item.size_bytes / float_bytes) > POOR_RATIO:
             notes.append(f"{item.recipe.name} has {ratio:.0%} of the float model's size: little of it is in 8 bits")
