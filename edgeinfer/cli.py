@@ -1,8 +1,8 @@
 """The `edgeinfer` command: read arguments, call the room that does the work, turn faults into one clear line.
 
 Imports happen inside the subcommands, so that `edgeinfer infer` does not pay for the daemon.
-Exit status: 0 done, 2 wrong usage, 69 nobody answers, 75 refused or expired (try again later), 78 wrong config;
-others are in `edgeinfer.errors`.
+Exit status: 0 done, 2 wrong usage, 65 a bundle is wrong, 66 a file cannot be read, 69 nobody answers, 75 refused or
+expired (try again later), 78 wrong config, 130 interrupted; others are in `edgeinfer.errors`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +101,7 @@ def _add_bundle_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
     listing.add_argument("--json", action="store_true", help="print it as JSON")
     listing.set_defaults(act=_bundle_list)
     verify = verbs.add_parser("verify", help="check installed bundles, or a bundle directory, byte by byte")
-    verify.add_argument("what", nargs="*", help="names or paths; default: everything installed")
+    verify.add_argument("what", nargs="*", help="names, or paths with a / in them; default: everything installed")
     verify.set_defaults(act=_bundle_verify)
     remove = verbs.add_parser("remove", help="remove an installed bundle")
     remove.add_argument("name")
@@ -138,11 +141,12 @@ def _nearby(args: argparse.Namespace) -> int:
 
 def _check_config(args: argparse.Namespace) -> int:
     from edgeinfer.artifact.board import load_board
-    from edgeinfer.config import load_device_config, load_nearby_config
+    from edgeinfer.config import DeviceConfig, NearbyConfig, load_device_config, load_nearby_config
     from edgeinfer.toml_file import load_toml
 
     table = load_toml(args.file)
-    guess = "board" if "cpu" in table else "nearby" if {"location", "name"} & table.keys() else "device"
+    nearby_only = {field.name for field in fields(NearbyConfig)} - {field.name for field in fields(DeviceConfig)}
+    guess = "board" if "cpu" in table else "nearby" if nearby_only & table.keys() else "device"
     kind = args.kind or guess
     if kind == "board":
         load_board(args.file)
@@ -169,6 +173,9 @@ def _infer(args: argparse.Namespace) -> int:
         except (Rejected, DeadlineExpired) as refused:
             print(f"edgeinfer: {args.model}: {refused}", file=sys.stderr)
             return 75
+        except OSError as error:
+            print(f"edgeinfer: {args.file} cannot be read: {error.strerror}", file=sys.stderr)
+            return 66
     print(json.dumps(answer.to_dict(), indent=2) if args.json else _describe(answer))
     return 0
 
@@ -228,28 +235,46 @@ def _bundle_list(args: argparse.Namespace) -> int:
     for item in installed:
         variants = ", ".join(variant.name for variant in item.manifest.variants)
         print(f"{'*' if item.active else ' '} {_title(item)}  [{variants}]  {item.manifest.description}")
+    for problem in store.problems():
+        print(f"edgeinfer: {problem}", file=sys.stderr)
     if not installed:
         print(f"no bundles in {args.state_dir}; add one with: edgeinfer bundle add PATH")
     return 0
 
 
 def _bundle_verify(args: argparse.Namespace) -> int:
+    from edgeinfer.errors import ArtifactError
+
+    store = _store(args)
+    checks: list[Callable[[], str]] = []
+    for what in args.what or sorted({item.manifest.name for item in store.installed()}):
+        if os.sep in what or what in {".", ".."}:
+            checks.append(partial(_verify_folder, Path(what)))
+            continue
+        versions = [item.manifest.version for item in store.installed() if item.manifest.name == what]
+        checks += [partial(_verify_installed, store, what, version) for version in versions or [""]]
+    wrong = [] if args.what else store.problems()
+    for check in checks:
+        try:
+            print(f"ok {check()}")
+        except ArtifactError as error:
+            wrong.append(str(error))
+    if not checks and not wrong:
+        print(f"no bundles in {args.state_dir}; add one with: edgeinfer bundle add PATH")
+    for problem in wrong:
+        print(f"edgeinfer: {problem}", file=sys.stderr)
+    return ArtifactError.exit_code if wrong else 0
+
+
+def _verify_folder(path: Path) -> str:
     from edgeinfer.artifact.bundle import verify_bundle
 
-    if not args.what:
-        store = _store(args)
-        for item in store.installed():
-            store.verify(item.manifest.name, item.manifest.version)
-            print(f"ok {_title(item)}")
-        return 0
-    for what in args.what:
-        if Path(what).is_dir():
-            manifest, digest = verify_bundle(Path(what))
-            print(f"ok {manifest.name} {manifest.version} {digest[:12]}")
-        else:
-            item = _store(args).verify(what)
-            print(f"ok {_title(item)}")
-    return 0
+    manifest, digest = verify_bundle(path)
+    return f"{manifest.name} {manifest.version} {digest[:12]}"
+
+
+def _verify_installed(store: BundleStore, name: str, version: str) -> str:
+    return _title(store.verify(name, version))
 
 
 def _bundle_remove(args: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -61,7 +60,6 @@ class Device:
         self.clock = clock
         self.phase = "starting"
         self.board = _board(config)
-        self.storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
         self.sensors = BoardSensors(
             config.paths.sys_root,
             config.paths.proc_root,
@@ -145,7 +143,7 @@ class Device:
         self.loops = {
             section.name: InferenceLoop(
                 section,
-                source=make_source(section, clock=self.clock, storage=self.storage),
+                source=make_source(section, clock=self.clock, storage=self.host.storage),
                 sinks=[self._sink(section.name, sink) for sink in section.sinks],
                 submit=self.scheduler.submit,
                 manifest=partial(self._manifest, section.model),
@@ -161,7 +159,7 @@ class Device:
             status=self.publisher.status,
             clock=self.clock,
         )
-        self.journal = Journal(self.config.paths.state_dir / "commands.json", self.storage)
+        self.journal = Journal(self.config.paths.state_dir / "commands.json", self.host.storage)
         self.plane: CommandPlane | None = None
         if self.fleet_link is not None:
             self.plane = CommandPlane(
@@ -219,6 +217,7 @@ class Device:
 
     def _observe(self, outcome: Outcome) -> None:
         self.publisher.observe(outcome)
+        self.cache.demand(outcome.request.model)  # one that came too soon for its model is not the last
 
     def _note_crash(self, note: CrashNote) -> None:
         self._crashes[note.model] += 1
@@ -245,7 +244,7 @@ class Device:
 
     def _sink(self, loop: str, section: SinkSection) -> Sink:
         if isinstance(section, JsonLinesSink):
-            return JsonLines(section, clock=self.clock, storage=self.storage)
+            return JsonLines(section, clock=self.clock, storage=self.host.storage)
         link = self.site_link or self.fleet_link
 
         def send(topic: str, payload: bytes) -> None:
@@ -256,9 +255,8 @@ class Device:
         return MqttResults(section, topic=self.topics.result(loop), send=send)
 
     def close(self) -> None:
-        """Give back what is not a task: threads and files."""
+        """Give back what is not a task."""
         self.sensors.close()
-        self.storage.shutdown(wait=False)
 
 
 def _board(config: DeviceConfig) -> Board:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgeinfer.clock import Clock
 from edgeinfer.config import ModelSection, SchedulerSection
 from edgeinfer.daemon.memory import MemoryBudget
-from edgeinfer.errors import BudgetExceeded, ConfigError, EdgeInferError, Problem
+from edgeinfer.errors import ConfigError, EdgeInferError, Problem, mib
 from edgeinfer.execution.ledger import MemoryLedger
+from edgeinfer.execution.loader import Loader
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import CrashNote
 from edgeinfer.sensors.cpu import quota_cores, thread_budget, usable_cpus
@@ -48,6 +50,8 @@ class ModelHost:
             ConfigError: the CPUs that were asked for may not be used here.
         """
         self._sections = sections
+        self.storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
+        """The one thread of the service that reads and writes disks."""
         self.store = BundleStore(state_dir)
         self.nursery = Nursery()
         self.budget = MemoryBudget(
@@ -55,58 +59,66 @@ class ModelHost:
             reserve_bytes=reserve_bytes,
             proc_root=Path("/proc"),  # our own processes; a fake root knows nothing of them
             sys_root=sys_root,
-            pids=self._child_pids,
+            pids=self.nursery.pids,
             clock=clock,
         )
-        self.ledger = MemoryLedger(ceiling_bytes)  # what the machine has left is known once `running` has begun
+        self.ledger = MemoryLedger(ceiling_bytes)  # what the machine has left is known once `start` was there
         self.cpus = _choose_cpus(scheduler, sys_root, proc_root)
         self.cores = thread_budget(self.cpus, quota_cores(proc_root, sys_root))
-        self.cache = ModelCache(
+        loader = Loader(
             store=self.store,
             nursery=self.nursery,
-            ledger=self.ledger,
             clock=clock,
             cpus=self.cpus,
             cpu_flags=cpu_flags(proc_root),
             cancel_grace_ns=scheduler.kill_grace,
-            on_crash=on_crash,
+            storage=self.storage,
         )
+        self.cache = ModelCache(loader, self.ledger, clock=clock, on_crash=on_crash)
         for section in sections:
             self.cache.want(section)
+        for problem in self.store.problems():
+            _log.error("store %s", problem)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Have the zygote and, at the end, no child process left. What we take ourselves is reserved first."""
-        runtime = await self.nursery.start()
-        if runtime.reason:
-            _log.error("runtime unusable, nothing runs here reason=%r", runtime.reason)
-        self.ledger.set_ceiling(self.budget.ceiling())
-        try:
-            self.ledger.reserve("edgeinfer", self.budget.reading().own.held_bytes)
-        except BudgetExceeded as error:
-            _log.error("memory %s", error)  # the numbers say it all
+        """Leave no child process and no thread behind at the end of the body."""
         try:
             yield
         finally:
             await self.cache.close()
             await self.nursery.close()
+            self.storage.shutdown(wait=False)
+
+    async def start(self) -> None:
+        """Start the zygote, and reserve what daemon and zygote take themselves.
+
+        Neither an unusable runtime nor a budget that is too small ends the service: other devices can still be asked.
+        """
+        runtime = await self.nursery.start()
+        if runtime.reason:
+            _log.error("runtime unusable, nothing runs here reason=%r", runtime.reason)
+        ceiling_bytes, own_bytes = self.budget.ceiling(), self.budget.reading().own.held_bytes
+        self.ledger.set_ceiling(ceiling_bytes)
+        self.ledger.reserve("edgeinfer", min(own_bytes, ceiling_bytes))
+        if own_bytes >= ceiling_bytes:
+            _log.error(
+                "no memory for models: edgeinfer itself takes %s of %s; raise memory.ceiling or lower memory.reserve",
+                mib(own_bytes), mib(ceiling_bytes),
+            )  # fmt: skip
 
     async def preload(self) -> None:
-        """Load what shall be in memory from the start; what can't be is told, and the rest goes on."""
-        for section in self._sections:
+        """Load what shall be in memory from the start, the most important first; what can't be is told, the rest goes on.
+
+        Nobody gives way here to one that is not more important.
+        """
+        for section in sorted(self._sections, key=lambda section: -section.priority):
             if not section.preload:
                 continue
             try:
-                await self.cache.load(section)
+                await self.cache.load(section, spare_equals=True)
             except EdgeInferError as error:
                 _log.error("not loaded model=%s error=%s", section.name, error)
-
-    def _child_pids(self) -> Iterable[int]:
-        zygote = self.nursery.snapshot().zygote_pid
-        if zygote is not None:
-            yield zygote
-        for resident in self.cache.residents():
-            yield from (worker.pid for worker in resident.workers)
 
 
 def _choose_cpus(scheduler: SchedulerSection, sys_root: Path, proc_root: Path) -> frozenset[int]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from edgeinfer.clock import NS_PER_S
 from edgeinfer.errors import EdgeInferError
+from edgeinfer.scheduling.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
 
 
 def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> int:
@@ -55,6 +60,16 @@ async def until(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
             task.result()
     finally:
         await cancel([task, stopped])
+
+
+async def drain(scheduler: Scheduler, *, timeout_ns: int) -> None:
+    """Wait until what was admitted has ended, for so long at most; what then still runs is told when it is stopped."""
+    try:
+        async with asyncio.timeout(timeout_ns / NS_PER_S):
+            await scheduler.drained()
+    except TimeoutError:
+        in_flight = scheduler.snapshot().in_flight
+        _log.warning("drain timeout in_flight=%d waited_s=%.1f", in_flight, timeout_ns / NS_PER_S)
 
 
 async def cancel(tasks: list[asyncio.Task[Any]]) -> None:

@@ -10,10 +10,10 @@ from edgeinfer.clock import NS_PER_S, Clock, MonotonicClock
 from edgeinfer.config import NearbyConfig
 from edgeinfer.daemon.host import ModelHost
 from edgeinfer.daemon.identity import default_id
-from edgeinfer.daemon.lifecycle import cancel, run_until_signal, until
+from edgeinfer.daemon.lifecycle import cancel, drain, run_until_signal, until
 from edgeinfer.daemon.systemd import Notifier, Watchdog, extended_start
 from edgeinfer.execution.local import LocalExecutor
-from edgeinfer.execution.resident import CrashNote, Phase
+from edgeinfer.execution.resident import CrashNote, ResidentModel
 from edgeinfer.limits import Limits, ThermalLevel
 from edgeinfer.metrics import Accounting
 from edgeinfer.mqtt.link import MqttLink
@@ -22,6 +22,7 @@ from edgeinfer.mqtt.topics import Topics
 from edgeinfer.nearby.advert import load_of, will
 from edgeinfer.nearby.judge import ServedModel
 from edgeinfer.nearby.server import NearbyServer
+from edgeinfer.request import Outcome
 from edgeinfer.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Nearby:
             accounting=Accounting(),
             queue_limit=config.scheduler.queue_limit,
             cores=self.host.cores,
+            observe=self._observe,
         )
         stamper = Stamper(clock, boot=read_boot_id())
         self.link = MqttLink(
@@ -91,12 +93,21 @@ class Nearby:
         )
 
     def served(self) -> list[ServedModel]:
-        """Return the models that requests can be answered from right now."""
-        return [
-            ServedModel(resident.manifest, resident.installed.digest, resident.variant.name)
-            for resident in self.host.cache.residents()
-            if resident.phase is Phase.READY
-        ]
+        """Return the models that requests can be answered from: those in memory, and those loaded on demand."""
+        cache = self.host.cache
+        served = []
+        for section in self.config.model:
+            found = cache.find(section.name)
+            installed = cache.installed(section.name)
+            if isinstance(found, ResidentModel):
+                served.append(ServedModel(found.manifest, found.installed.digest, found.variant.name))
+            elif isinstance(found, int) and installed is not None:
+                best = section.variant or installed.manifest.variants[0].name
+                served.append(ServedModel(installed.manifest, installed.digest, best))
+        return served
+
+    def _observe(self, outcome: Outcome) -> None:
+        self.host.cache.demand(outcome.request.model)  # one that came too soon for its model is not the last
 
     async def keep_budget(self) -> None:
         """Follow what memory the machine has left, for ever."""
@@ -111,34 +122,38 @@ async def _serve(config: NearbyConfig, stop: asyncio.Event) -> None:
     clock = MonotonicClock()
     notifier = Notifier.from_environ(os.environ)
     nearby = Nearby(config, clock=clock)
-    watchdog = Watchdog(notifier, progress=lambda: nearby.scheduler.progress, clock=clock)
-    async with nearby.host.running(), asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(work, name=name)
-            for name, work in (
-                ("server", nearby.server.run()),
-                ("scheduler", nearby.scheduler.run()),
-                ("model-cache", nearby.host.cache.run()),
-                ("memory", nearby.keep_budget()),
-                ("watchdog", watchdog.run()),
-            )
-        ]
-        async with extended_start(notifier, clock=clock):
-            await until(stop, nearby.host.preload())
-        tasks.append(group.create_task(nearby.link.run(), name="link[site]"))
-        notifier.ready(f"{len(nearby.served())} models served")
-        _log.info("running nearby=%s models=%d", nearby.topics.device, len(nearby.served()))
-        await stop.wait()
-        notifier.stopping("draining")
-        nearby.scheduler.start_draining()
-        nearby.server.advertise()
-        try:
-            async with asyncio.timeout(config.scheduler.drain_timeout / NS_PER_S):
-                await nearby.scheduler.drained()
-        except TimeoutError:
-            _log.warning("drain timeout")
-        await cancel(tasks)
-    notifier.close()
+    try:
+        async with nearby.host.running(), asyncio.TaskGroup() as group:
+            async with extended_start(notifier, clock=clock):
+                await until(stop, nearby.host.start())
+                tasks = _start_tasks(nearby, group, notifier)
+                await until(stop, nearby.host.preload())
+            if not stop.is_set():
+                tasks.append(group.create_task(nearby.link.run(), name="link[site]"))
+                notifier.ready(f"{len(nearby.served())} models served")
+                _log.info("running nearby=%s models=%d", nearby.topics.device, len(nearby.served()))
+                await stop.wait()
+            async with extended_start(notifier, clock=clock):
+                notifier.stopping("draining")
+                nearby.scheduler.start_draining()
+                nearby.server.advertise()
+                await drain(nearby.scheduler, timeout_ns=config.scheduler.drain_timeout)
+                await cancel(tasks)
+    finally:
+        notifier.close()
+
+
+def _start_tasks(nearby: Nearby, group: asyncio.TaskGroup, notifier: Notifier) -> list[asyncio.Task[None]]:
+    """Start everything but the link, which waits until there is something to serve; in the order in which they end."""
+    watchdog = Watchdog(notifier, progress=lambda: nearby.scheduler.progress, clock=nearby.clock)
+    tasks = (
+        ("server", nearby.server.run()),
+        ("scheduler", nearby.scheduler.run()),
+        ("model-cache", nearby.host.cache.run()),
+        ("memory", nearby.keep_budget()),
+        ("watchdog", watchdog.run()),
+    )
+    return [group.create_task(work, name=name) for name, work in tasks]
 
 
 def _tell_crash(note: CrashNote) -> None:

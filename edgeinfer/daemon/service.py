@@ -12,10 +12,10 @@ import os
 from collections.abc import Coroutine
 from typing import Any
 
-from edgeinfer.clock import NS_PER_S, MonotonicClock
+from edgeinfer.clock import MonotonicClock
 from edgeinfer.config import DeviceConfig
 from edgeinfer.daemon.device import Device
-from edgeinfer.daemon.lifecycle import cancel, run_until_signal, until
+from edgeinfer.daemon.lifecycle import cancel, drain, run_until_signal, until
 from edgeinfer.daemon.systemd import Notifier, Watchdog, extended_start
 
 _log = logging.getLogger(__name__)
@@ -36,9 +36,9 @@ async def _serve(config: DeviceConfig, stop: asyncio.Event) -> None:
     device = Device(config, clock=clock)
     try:
         async with device.host.running(), asyncio.TaskGroup() as group:
-            inner = _start_tasks(device, group, notifier)
-            loops = []
             async with extended_start(notifier, clock=clock):
+                await until(stop, device.host.start())
+                inner, loops = _start_tasks(device, group, notifier), list[asyncio.Task[None]]()
                 await until(stop, device.gateway.listening.wait())
                 await until(stop, device.host.preload())
             if not stop.is_set():
@@ -79,11 +79,7 @@ async def _drain(device: Device, notifier: Notifier, loops: list[asyncio.Task[No
     notifier.stopping("draining")
     device.scheduler.start_draining()
     await cancel(loops)
-    try:
-        async with asyncio.timeout(device.config.scheduler.drain_timeout / NS_PER_S):
-            await device.scheduler.drained()
-    except TimeoutError:
-        _log.warning("drain timeout in_flight=%d", device.accounting.total.in_flight)
+    await drain(device.scheduler, timeout_ns=device.config.scheduler.drain_timeout)
     device.phase = "stopping"
     device.publisher.farewell()
 

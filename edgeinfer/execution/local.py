@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
+from edgeinfer import oip
 from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, NS_PER_US, Clock
 from edgeinfer.execution.executor import Estimate
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import ResidentModel
-from edgeinfer.request import Expired, Failure, InferRequest, Placement, Reason, Refusal, Result, Timeline
+from edgeinfer.request import Expired, Failure, InferRequest, Payload, Placement, Reason, Refusal, Result, Timeline
 from edgeinfer.worker.messages import Marks
 from edgeinfer.worker.worker import WORKER_LOST, RunEnding, RunResult, Worker
 
@@ -60,6 +63,8 @@ class LocalExecutor:
         """Run the request on the model's least busy worker. See `Executor.execute`."""
         request.timeline.dispatched_ns = self._clock.now_ns()
         deadline_ns = request.deadlines.total_ns
+        if request.accept_late:
+            deadline_ns += _LATE_PATIENCE_NS
         try:
             async with asyncio.timeout_at(deadline_ns / NS_PER_S):
                 found = await self._cache.find_or_load(request.model, request.version)
@@ -67,8 +72,6 @@ class LocalExecutor:
             return Expired(f"{request.model} was not loaded in time")
         if isinstance(found, Refusal):
             return found
-        if request.accept_late:
-            deadline_ns += _LATE_PATIENCE_NS
         with found.lease():
             return await self._run(found, request, deadline_ns)
 
@@ -85,10 +88,12 @@ class LocalExecutor:
                 break
         if not isinstance(ending, RunResult):
             return ending
+        payload = ending.payload
         if ending.state_reset:
             model.state_resets += 1
+            payload = _tell_reset(payload)
         return Result(
-            payload=ending.payload,
+            payload=payload,
             placement=Placement.LOCAL,
             where=self._where,
             version=model.manifest.version,
@@ -108,6 +113,13 @@ def seed_p99_ns(variant: Variant, threads: int) -> int:
         return _UNKNOWN_P99_NS
     fewer = [count for count in known if count <= threads]
     return known[max(fewer) if fewer else min(known)] * NS_PER_US
+
+
+def _tell_reset(payload: Payload) -> Payload:
+    """Return the answer with the parameter `state_reset`: the stream's earlier state was lost, this run began anew."""
+    header = oip.response_header(payload)
+    header.parameters["state_reset"] = True
+    return Payload(msgspec.json.encode(header), payload.tensors)
 
 
 async def _run_on(worker: Worker, request: InferRequest, deadline_ns: int) -> RunEnding:

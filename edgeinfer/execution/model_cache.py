@@ -1,139 +1,93 @@
 """Decide which models are in memory: reserve before loading, evict to make room, say why one is missing.
 
-Owns the resident models. What memory there is to give is the `ledger`'s; what one model's processes do is `resident`'s;
-which bundle a name means is the store's. A load blocks nobody: other requests go on meanwhile.
+Owns the resident models. What memory there is to give is the `ledger`'s; who gives way, `eviction`'s; which bundle and
+variant a name means, `loader`'s; what one model's processes do, `resident`'s. A load blocks nobody: requests go on.
+
+A model is charged its peak and all the slots that its workers may ever make, for as long as it is in memory. That is
+more than it uses most of the time; in return no request of a loaded model is ever refused for memory, and a worker
+that crashed can be replaced at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
-from edgeinfer.errors import ArtifactError, BudgetExceeded, EdgeInferError, RuntimeUnusable, SessionError
+from edgeinfer.errors import ArtifactError, BudgetExceeded, EdgeInferError, RuntimeUnusable, SessionError, mib
+from edgeinfer.execution.eviction import Tenant, choose_victims
 from edgeinfer.execution.ledger import MemoryLedger, Reservation
+from edgeinfer.execution.loader import Loader
 from edgeinfer.execution.resident import CrashNote, Phase, ResidentModel
+from edgeinfer.execution.wanted import RETRY_NS, ModelStatus, WantedModel
 from edgeinfer.request import Reason, Refusal
-from edgeinfer.store.store import BundleStore, Installed
-from edgeinfer.worker.nursery import Nursery
-from edgeinfer.worker.spec import limits_for, load_spec
-from edgeinfer.worker.worker import Worker
+from edgeinfer.store.store import Installed
+
+__all__ = ["ModelCache", "ModelStatus"]
 
 _log = logging.getLogger(__name__)
 
-_LOAD_TIMEOUT_NS = 120 * NS_PER_S
-_LOAD_GUESS_NS = 2 * NS_PER_S
-"""What an on-demand load is taken to last before the first was seen."""
-_MAX_JOBS = 64
-"""Restarts that may wait to be taken up: more than there are workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """How a configured model stands, for reports."""
-
-    name: str
-    version: str
-    digest: str
-    variant: str
-    state: str
-    """`loaded`, `loading`, `recovering`, `quarantined`, `unloaded`, `missing` (no such bundle) or `refused`."""
-    workers: int
-    reserved_bytes: int
-    leases: int
-    state_resets: int
-    load_ms: float
-    detail: str
-
-
-@dataclass(slots=True)
-class _Wanted:
-    """A model of the configuration, resident or not."""
-
-    section: ModelSection
-    resident: ResidentModel | None = None
-    refusal: Refusal | None = None
-    """Why it is not resident."""
-    missing: bool = False
-    installed: Installed | None = None
-    """The bundle that its name means, known also while it isn't resident: next door the same one may run."""
-    load_guess_ns: int = _LOAD_GUESS_NS
-    on_demand: bool = False
+_UPKEEP_NS = NS_PER_S
+_PRESSURE_ROUNDS = 3
+"""Upkeep rounds in a row with more reserved than there is, before somebody is evicted: a short dip costs nobody."""
+_MAX_JOBS = 1024
+"""Restarts and loads that may wait to be taken up: one for each worker and model of sixty models."""
 
 
 class ModelCache:
     """The models of one service. Loop thread only."""
 
     def __init__(
-        self,
-        *,
-        store: BundleStore,
-        nursery: Nursery,
-        ledger: MemoryLedger,
-        clock: Clock,
-        cpus: frozenset[int],
-        cpu_flags: frozenset[str],
-        cancel_grace_ns: int,
-        on_crash: Callable[[CrashNote], None],
+        self, loader: Loader, ledger: MemoryLedger, *, clock: Clock, on_crash: Callable[[CrashNote], None]
     ) -> None:
-        self._store = store
-        self._nursery = nursery
+        self._loader = loader
         self._ledger = ledger
         self._clock = clock
-        self._cpus = cpus
-        self._cpu_flags = cpu_flags
-        self._cancel_grace_ns = cancel_grace_ns
         self._on_crash = on_crash
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, WantedModel] = {}
         self._loading = asyncio.Lock()
-        """One load at a time: two at once would need the peak of both."""
+        """Who is in memory is decided and changed by one at a time."""
         self._jobs: asyncio.Queue[tuple[int, Callable[[], Awaitable[None]], str]] = asyncio.Queue(_MAX_JOBS)
+        self._pressed_rounds = 0
 
     def want(self, section: ModelSection) -> None:
         """Make a model known without loading it; what `preload = false` then loads at its first request."""
-        wanted = self._wanted.setdefault(section.name, _Wanted(section, on_demand=not section.preload))
+        wanted = self._wanted.setdefault(section.name, WantedModel(section))
         try:
-            wanted.installed = self._store.active(section.name, section.version)
+            wanted.installed = self._loader.known(section)
         except ArtifactError as error:
-            wanted.refusal, wanted.missing = _refusal_for(section.name, error), True
+            wanted.missing = True
+            now_ns = self._clock.now_ns()
+            refusal = Refusal(Reason.MODEL_UNAVAILABLE, f"{section.name}: {error}")
+            wanted.refuse(refusal, retry_ns=None if section.preload else now_ns + RETRY_NS)
 
     async def run(self) -> None:
-        """Carry out restarts, each after its pause; runs for ever."""
+        """Restart workers after their pauses, load what is asked for, obey a lowered ceiling; runs for ever."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._upkeep(), name="upkeep")
             while True:
                 delay_ns, act, name = await self._jobs.get()
                 group.create_task(_after(delay_ns, act), name=name)
 
-    async def load(self, section: ModelSection) -> ResidentModel:
-        """Load a model, or return it when it is resident as asked; a quarantined one gets another chance.
+    async def load(self, section: ModelSection, *, spare_equals: bool = False) -> ResidentModel:
+        """Load a model, or return it when it is in memory as asked; quarantined variants get another chance.
+
+        Evicts idle models up to its own priority, or only those below it with `spare_equals`. A version that was
+        loaded before gives way to the new one, and comes back when that can't be loaded.
 
         Raises:
-            ArtifactError: no such bundle, or no variant of it may run here.
+            ArtifactError: no such bundle, a damaged one, or no variant of it may run here.
             BudgetExceeded: no variant fits, also with everything evicted that may be.
             SessionError: the runtime refused it, or cannot run at all (`RuntimeUnusable`).
         """
         async with self._loading:
-            wanted = self._wanted.setdefault(section.name, _Wanted(section))
-            resident = wanted.resident
-            if resident is not None and resident.phase in {Phase.READY, Phase.RECOVERING}:
-                if resident.section == section:
-                    return resident
-                await self._close(wanted)
-            wanted.section, wanted.refusal, wanted.missing = section, None, False
-            try:
-                wanted.resident = await self._load(section)
-            except EdgeInferError as error:
-                wanted.resident = None
-                wanted.refusal = _refusal_for(section.name, error)
-                wanted.missing = isinstance(error, ArtifactError)
-                raise
-            wanted.load_guess_ns = wanted.resident.load_ns + NS_PER_S // 5
-            return wanted.resident
+            wanted = self._wanted.setdefault(section.name, WantedModel(section))
+            wanted.quarantined.clear()
+            return await self._load(wanted, section, spare_equals=spare_equals)
 
     async def unload(self, name: str) -> bool:
         """End a model's workers and free its memory; later requests for it are refused. False when unknown."""
@@ -141,15 +95,22 @@ class ModelCache:
         if wanted is None:
             return False
         async with self._loading:
-            await self._close(wanted)
-            wanted.on_demand = False
-            wanted.refusal = Refusal(Reason.MODEL_UNAVAILABLE, f"{name} was unloaded; load it with the load command")
+            await _close(wanted)
+            wanted.unloaded = True
+            text = f"{name} was unloaded; load it with the load command"
+            wanted.refuse(Refusal(Reason.MODEL_UNAVAILABLE, text), retry_ns=None)
         return True
 
     async def close(self) -> None:
         """End everything."""
         async with self._loading:
-            await asyncio.gather(*(self._close(wanted) for wanted in self._wanted.values()))
+            await asyncio.gather(*(_close(wanted) for wanted in self._wanted.values()))
+
+    def demand(self, name: str) -> None:
+        """Somebody asks for the model: when that is what it is loaded on, have it loaded in the background."""
+        wanted = self._wanted.get(name)
+        if wanted is not None and not wanted.section.preload:
+            self._load_soon(wanted, spare_equals=False)
 
     def find(self, name: str, version: str | None = None) -> ResidentModel | Refusal | int:
         """Return the model when it can run now, why it can't, or the nanoseconds that loading it on demand takes."""
@@ -159,26 +120,25 @@ class ModelCache:
             return Refusal(Reason.MODEL_UNAVAILABLE, f"no model {name!r} is configured here (there are: {known})")
         resident = wanted.resident
         if resident is None:
-            if wanted.refusal is None and wanted.on_demand:
+            if not wanted.section.preload and wanted.may_load(self._clock.now_ns()):
                 return wanted.load_guess_ns
             return wanted.refusal or Refusal(Reason.MODEL_UNAVAILABLE, f"{name} is not loaded yet")
         if version and resident.manifest.version != version:
             text = f"{name} {version} is not loaded, {resident.manifest.version} is"
             return Refusal(Reason.MODEL_UNAVAILABLE, text)
         if resident.phase is Phase.QUARANTINED:
-            return Refusal(Reason.QUARANTINED, f"{name} {resident.variant.name}: {resident.detail}")
+            return _quarantined(resident)
         if resident.phase is not Phase.READY:
             return Refusal(Reason.MODEL_UNAVAILABLE, f"{name} is {resident.phase}: {resident.detail}")
         return resident
 
     async def find_or_load(self, name: str, version: str | None = None) -> ResidentModel | Refusal:
-        """As `find`, but loads what is loaded on demand."""
+        """As `find`, but waits for what is loaded on demand. Cancelling the caller leaves the load to others."""
         found = self.find(name, version)
-        if not isinstance(found, int):
-            return found
-        with contextlib.suppress(EdgeInferError):  # told by `find`
-            await self.load(self._wanted[name].section)
-        found = self.find(name, version)
+        if isinstance(found, int):
+            self.demand(name)
+            await self._wanted[name].settled.wait()
+            found = self.find(name, version)
         return Refusal(Reason.MODEL_UNAVAILABLE, f"{name} is not loaded") if isinstance(found, int) else found
 
     def installed(self, name: str) -> Installed | None:
@@ -197,105 +157,192 @@ class ModelCache:
 
     def set_cpus(self, cpus: frozenset[int]) -> None:
         """Move all workers, and those to come, onto these CPUs."""
-        if cpus != self._cpus:
-            self._cpus = cpus
+        if cpus != self._loader.cpus:
+            self._loader.cpus = cpus
             for resident in self.residents():
                 resident.set_cpus(cpus)
 
     def status(self) -> list[ModelStatus]:
         """Return how every configured model stands."""
-        return [_status(wanted) for wanted in self._wanted.values()]
+        return [wanted.status() for wanted in self._wanted.values()]
 
-    async def _load(self, section: ModelSection) -> ResidentModel:
-        installed = self._store.active(section.name, section.version)
-        self._wanted[section.name].installed = installed
-        failure: EdgeInferError | None = None
-        for variant in self._candidates(section, installed):
-            try:
-                return await self._load_variant(section, installed, variant)
-            except (BudgetExceeded, SessionError) as error:
-                if isinstance(error, RuntimeUnusable):
-                    raise
-                _log.warning("cannot load model=%s variant=%s error=%r", section.name, variant.name, str(error))
-                failure = error
-        assert failure is not None  # there is at least one candidate
-        raise failure
+    # Loading; the caller holds the lock
 
-    def _candidates(self, section: ModelSection, installed: Installed) -> list[Variant]:
-        """Return the variants that may run on this CPU, best first; the configured one only, when one is."""
-        manifest = installed.manifest
-        asked = [manifest.variant(section.variant)] if section.variant else manifest.variants
-        able = [variant for variant in asked if self._cpu_flags.issuperset(variant.instruction_sets)]
-        if not able:
-            needs = "; ".join(f"{variant.name}: {', '.join(variant.instruction_sets)}" for variant in asked)
-            raise ArtifactError(f"{installed.title} needs instructions that this CPU lacks ({needs})")
-        return able
-
-    async def _load_variant(self, section: ModelSection, installed: Installed, variant: Variant) -> ResidentModel:
-        limits = limits_for(installed.manifest, cancel_grace_ns=self._cancel_grace_ns)
-        per_worker = variant.load_peak_bytes + limits.max_slot_bytes
-        reservation = await self._reserve(f"{installed.manifest.name}/{variant.name}", per_worker * section.workers)
-
-        async def start_worker() -> Worker:
-            spec = load_spec(
-                installed.manifest,
-                installed.path,
-                variant.name,
-                threads=section.threads,
-                reservation_bytes=variant.load_peak_bytes,
-                cpus=self._cpus,
-            )
-            deadline_ns = self._clock.now_ns() + _LOAD_TIMEOUT_NS
-            return await Worker.start(self._nursery, spec, deadline_ns=deadline_ns, limits=limits)
-
-        resident = ResidentModel(
-            section=section,
-            installed=installed,
-            variant=variant,
-            reservation=reservation,
-            start_worker=start_worker,
-            later=self._later,
-            on_crash=self._on_crash,
-            clock=self._clock,
-        )
-        await resident.open()
-        _log.info(
-            "loaded model=%s version=%s variant=%s threads=%d load_ms=%.0f reserved_bytes=%d",
-            section.name, installed.manifest.version, variant.name, section.threads,
-            resident.load_ns / 1e6, reservation.size_bytes,
-        )  # fmt: skip
+    async def _load(self, wanted: WantedModel, section: ModelSection, *, spare_equals: bool) -> ResidentModel:
+        before = wanted.resident if wanted.resident and wanted.resident.phase is Phase.READY else None
+        wanted.loading = True
+        try:
+            installed = await self._find(wanted, section)
+            if before is not None and before.section == section and before.installed.digest == installed.digest:
+                return before
+            await self._loader.check(installed)
+            candidates = self._loader.candidates(section, installed, without=wanted.quarantined)
+            await _close(wanted)  # also what recovers or is quarantined: a load begins anew
+            wanted.installed = installed
+            resident = await self._load_best(section, installed, candidates, spare_equals=spare_equals)
+            wanted.admit(resident)
+        except EdgeInferError as error:
+            if wanted.resident is None:
+                wanted.fail(error, now_ns=self._clock.now_ns())
+                if before is not None:
+                    await self._bring_back(wanted, before)
+            raise
+        except asyncio.CancelledError:
+            if wanted.resident is None:
+                refusal = Refusal(Reason.MODEL_UNAVAILABLE, f"loading {section.name} was given up")
+                wanted.refuse(refusal, retry_ns=self._clock.now_ns())
+            raise
+        finally:
+            wanted.loading = False
         return resident
 
-    async def _reserve(self, owner: str, size_bytes: int) -> Reservation:
-        """Reserve, evicting idle models until it fits or there are none left.
+    async def _find(self, wanted: WantedModel, section: ModelSection) -> Installed:
+        try:
+            installed = await self._loader.find(section)
+        except ArtifactError:
+            wanted.missing = wanted.resident is None
+            raise
+        wanted.missing = False
+        return installed
+
+    async def _load_best(
+        self, section: ModelSection, installed: Installed, candidates: list[Variant], *, spare_equals: bool
+    ) -> ResidentModel:
+        """Load the first candidate that fits and that the runtime takes.
 
         Raises:
-            BudgetExceeded: it doesn't fit; nothing that could have helped was evicted in vain.
+            BudgetExceeded: the last one does not fit.
+            SessionError: the runtime refused the last one, or cannot run at all.
         """
-        victims = sorted(
-            (
-                wanted
-                for wanted in self._wanted.values()
-                if (resident := wanted.resident) and not wanted.section.pinned and not resident.leases
-            ),
-            key=lambda wanted: (wanted.section.priority, wanted.resident.last_used_ns if wanted.resident else 0),
+        last = candidates[-1]
+        for variant in candidates:
+            try:
+                return await self._load_variant(section, installed, variant, spare_equals=spare_equals)
+            except (BudgetExceeded, SessionError) as error:
+                if variant is last or isinstance(error, RuntimeUnusable):
+                    raise
+                _log.warning(
+                    "trying another variant model=%s variant=%s why=%r", section.name, variant.name, str(error)
+                )
+        raise ArtifactError(f"{installed.title}: every variant is quarantined; bring it back with the load command")
+
+    async def _load_variant(
+        self, section: ModelSection, installed: Installed, variant: Variant, *, spare_equals: bool
+    ) -> ResidentModel:
+        size_bytes = self._loader.cost_bytes(section, installed, variant)
+        up_to = section.priority - 1 if spare_equals else section.priority
+        reservation = await self._reserve(f"{section.name}/{variant.name}", size_bytes, up_to_priority=up_to)
+        return await self._loader.open(
+            section, installed, variant, reservation, later=self._later, on_crash=self._note_crash
         )
-        evictable = sum(wanted.resident.reservation.size_bytes for wanted in victims if wanted.resident)
-        if size_bytes > self._ledger.free_bytes + evictable:
-            return self._ledger.reserve(owner, size_bytes)  # raises, with the numbers
-        for wanted in victims:
-            if size_bytes <= self._ledger.free_bytes:
-                break
-            name = wanted.section.name
-            _log.warning("evicted model=%s to make room for=%s needed_bytes=%d", name, owner, size_bytes)
-            await self._close(wanted)
-            wanted.refusal = Refusal(Reason.MEMORY, f"{name} was evicted to make room for {owner}")
+
+    async def _bring_back(self, wanted: WantedModel, before: ResidentModel) -> None:
+        """Load what a failed load has replaced; where that fails too, the first failure stays the reason."""
+        try:
+            back = await self._load_variant(before.section, before.installed, before.variant, spare_equals=True)
+        except EdgeInferError as error:
+            _log.error(
+                "not brought back model=%s version=%s error=%s", wanted.section.name, before.manifest.version, error
+            )
+        else:
+            wanted.admit(back)
+
+    # Room
+
+    async def _reserve(self, owner: str, size_bytes: int, *, up_to_priority: int) -> Reservation:
+        """Reserve, evicting idle models of at most that priority when it takes that.
+
+        Raises:
+            BudgetExceeded: it doesn't fit; nobody was evicted in vain.
+        """
+        missing_bytes = size_bytes + self._ledger.overdrawn_bytes - self._ledger.free_bytes
+        if missing_bytes > 0:
+            victims = choose_victims(self._tenants(), needed_bytes=missing_bytes, up_to_priority=up_to_priority)
+            await self._evict(victims, f"to make room for {owner}")
         return self._ledger.reserve(owner, size_bytes)
 
-    async def _close(self, wanted: _Wanted) -> None:
-        resident, wanted.resident = wanted.resident, None
-        if resident is not None:
-            await resident.close()
+    def _tenants(self) -> list[Tenant]:
+        return [
+            Tenant(
+                resident.section.name,
+                resident.reservation.size_bytes,
+                resident.section.priority,
+                resident.last_used_ns,
+                movable=not resident.section.pinned and not resident.leases,
+            )
+            for resident in self.residents()
+        ]
+
+    async def _evict(self, victims: list[Tenant], why: str) -> None:
+        for victim in victims:
+            wanted = self._wanted[victim.name]
+            _log.warning("evicted model=%s freed_bytes=%d why=%r", victim.name, victim.size_bytes, why)
+            await _close(wanted)
+            retry_ns = self._clock.now_ns() + (RETRY_NS if wanted.section.preload else 0)
+            wanted.refuse(Refusal(Reason.MEMORY, f"{victim.name} was evicted {why}"), retry_ns=retry_ns)
+
+    # What happens by itself
+
+    async def _upkeep(self) -> None:
+        while True:
+            await asyncio.sleep(_UPKEEP_NS / NS_PER_S)
+            await self._obey_ceiling()
+            now_ns = self._clock.now_ns()
+            for wanted in self._wanted.values():
+                if wanted.is_due(now_ns):
+                    self._load_soon(wanted, spare_equals=True)
+
+    async def _obey_ceiling(self) -> None:
+        """Evict what no longer fits below a ceiling that was lowered, once it has stayed there."""
+        self._pressed_rounds = self._pressed_rounds + 1 if self._ledger.overdrawn_bytes else 0
+        if self._pressed_rounds < _PRESSURE_ROUNDS:
+            return
+        async with self._loading:
+            over_bytes = self._ledger.overdrawn_bytes
+            if over_bytes:
+                victims = choose_victims(self._tenants(), needed_bytes=over_bytes, partial=True)
+                await self._evict(victims, f"because the budget fell to {mib(self._ledger.ceiling_bytes)}")
+
+    def _load_soon(self, wanted: WantedModel, *, spare_equals: bool) -> None:
+        if wanted.settled.is_set() and wanted.may_load(self._clock.now_ns()):
+            wanted.settled.clear()
+            load = functools.partial(self._load_unasked, wanted, spare_equals=spare_equals)
+            self._later(0, load, f"load[{wanted.section.name}]")
+
+    async def _load_unasked(self, wanted: WantedModel, *, spare_equals: bool) -> None:
+        told = wanted.refusal
+        try:
+            async with self._loading:
+                if wanted.may_load(self._clock.now_ns()):
+                    await self._load(wanted, wanted.section, spare_equals=spare_equals)
+        except EdgeInferError as error:
+            if told is None or wanted.refusal is None or told.reason is not wanted.refusal.reason:
+                _log.error("not loaded model=%s error=%s", wanted.section.name, error)
+        finally:
+            wanted.settled.set()
+
+    def _note_crash(self, note: CrashNote) -> None:
+        self._on_crash(note)
+        if note.quarantined:
+            self._later(0, functools.partial(self._replace, note.model), f"replace[{note.model}]")
+
+    async def _replace(self, name: str) -> None:
+        """Give a quarantined variant's memory back, and load the next best one where there is one."""
+        async with self._loading:
+            wanted = self._wanted[name]
+            resident = wanted.resident
+            if resident is None or resident.phase is not Phase.QUARANTINED:
+                return  # somebody was faster
+            wanted.quarantined.add((resident.installed.digest, resident.variant.name))
+            if not self._loader.candidates(resident.section, resident.installed, without=wanted.quarantined):
+                refusal = _quarantined(resident)
+                await _close(wanted)
+                wanted.refuse(refusal, retry_ns=None)
+                return
+            try:
+                await self._load(wanted, resident.section, spare_equals=True)
+            except EdgeInferError as error:
+                _log.error("not replaced model=%s variant=%s error=%s", name, resident.variant.name, error)
 
     def _later(self, delay_ns: int, act: Callable[[], Awaitable[None]], name: str) -> None:
         self._jobs.put_nowait((delay_ns, act, name))
@@ -306,32 +353,12 @@ async def _after(delay_ns: int, act: Callable[[], Awaitable[None]]) -> None:
     await act()
 
 
-def _refusal_for(name: str, error: EdgeInferError) -> Refusal:
-    match error:
-        case BudgetExceeded():
-            return Refusal(Reason.MEMORY, str(error))
-        case RuntimeUnusable():
-            return Refusal(Reason.RUNTIME_UNUSABLE, str(error))
-        case _:
-            return Refusal(Reason.MODEL_UNAVAILABLE, f"{name}: {error}")
+async def _close(wanted: WantedModel) -> None:
+    resident, wanted.resident = wanted.resident, None
+    if resident is not None:
+        await resident.close()
 
 
-def _status(wanted: _Wanted) -> ModelStatus:
-    resident = wanted.resident
-    if resident is None:
-        state = "missing" if wanted.missing else "unloaded" if wanted.refusal is None else "refused"
-        detail = wanted.refusal.detail if wanted.refusal else ""
-        return ModelStatus(wanted.section.name, wanted.section.version, "", "", state, 0, 0, 0, 0, 0.0, detail)
-    return ModelStatus(
-        name=wanted.section.name,
-        version=resident.manifest.version,
-        digest=resident.installed.digest,
-        variant=resident.variant.name,
-        state=resident.phase.value,
-        workers=len(resident.workers),
-        reserved_bytes=resident.reservation.size_bytes,
-        leases=resident.leases,
-        state_resets=resident.state_resets,
-        load_ms=resident.load_ns / 1e6,
-        detail=resident.detail,
-    )
+def _quarantined(resident: ResidentModel) -> Refusal:
+    text = f"{resident.section.name} {resident.variant.name} is quarantined, its workers died too often"
+    return Refusal(Reason.QUARANTINED, f"{text} ({resident.detail}); the load command gives it another chance")

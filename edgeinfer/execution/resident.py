@@ -9,14 +9,15 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from edgeinfer.artifact.manifest import Manifest, Variant
 from edgeinfer.clock import Clock
 from edgeinfer.config import ModelSection
-from edgeinfer.errors import SessionError
+from edgeinfer.errors import EdgeInferError, SessionError
 from edgeinfer.execution.crashes import CrashPolicy, judge_crash
 from edgeinfer.execution.ledger import Reservation
 from edgeinfer.store.store import Installed
@@ -47,8 +48,8 @@ class CrashNote:
     quarantined: bool
 
 
-StartWorker = Callable[[], Awaitable[Worker]]
-"""Starts one more worker of the model; raises SessionError."""
+StartWorker = Callable[[], Coroutine[Any, Any, Worker]]
+"""Starts one more worker of the model; raises `EdgeInferError`."""
 
 
 class ResidentModel:
@@ -89,6 +90,7 @@ class ResidentModel:
         self._clock = clock
         self._policy = policy or CrashPolicy()
         self._workers: list[Worker | None] = [None] * section.workers
+        self._starting: set[asyncio.Future[Worker]] = set()
         self._crashes_ns: tuple[int, ...] = ()
 
     @property
@@ -113,12 +115,17 @@ class ResidentModel:
         except BaseException:
             await self.close()
             raise
-        self.phase = Phase.READY
+        self.phase = Phase.READY if self.workers else Phase.RECOVERING
 
     async def close(self) -> None:
-        """End every worker, letting it finish what it has begun, and give the memory back."""
+        """End every worker, letting it finish what it has begun, and give the memory back once they are gone."""
         self.phase = Phase.CLOSED
         workers, self._workers = [worker for worker in self._workers if worker is not None], []
+        starting = list(self._starting)
+        for task in starting:
+            task.cancel()
+        if starting:
+            await asyncio.wait(starting)
         await asyncio.gather(*(worker.stop() for worker in workers))
         self.reservation.release()
 
@@ -152,8 +159,13 @@ class ResidentModel:
                 _log.warning("affinity model=%s error=%r", self.section.name, str(error))
 
     async def _start(self, index: int) -> None:
-        worker = await self._start_worker()
-        if self.phase is Phase.CLOSED:  # it was unloaded meanwhile
+        task = asyncio.ensure_future(self._start_worker())
+        self._starting.add(task)
+        try:
+            worker = await task
+        finally:
+            self._starting.discard(task)
+        if self.phase in {Phase.CLOSED, Phase.QUARANTINED}:  # it was given up in the very moment
             await worker.stop()
             return
         self._workers[index] = worker
@@ -164,19 +176,29 @@ class ResidentModel:
         if self.phase in {Phase.CLOSED, Phase.QUARANTINED} or end.cause is EndCause.STOPPED:
             return
         self._workers[index] = None
-        pause_ns = 0
         if end.cause in {EndCause.CRASHED, EndCause.BROKEN}:
-            now_ns = self._clock.now_ns()
-            self._crashes_ns = (*self._crashes_ns[-(self._policy.max_crashes - 1) :], now_ns)
-            verdict = judge_crash(self._crashes_ns, self._policy, now_ns=now_ns)
-            self._on_crash(CrashNote(self.section.name, self.variant.name, end.detail, verdict.quarantine))
-            if verdict.quarantine:
-                self._quarantine(end.detail)
-                return
-            pause_ns = verdict.pause_ns
-        if not self.workers:
-            self.phase, self.detail = Phase.RECOVERING, end.detail
-        _log.warning("worker ended model=%s cause=%s detail=%r", self.section.name, end.cause, end.detail)
+            self._crashed(index, end.detail)
+        else:
+            self._replace(index, end.detail, pause_ns=0)
+
+    def _crashed(self, index: int, detail: str) -> None:
+        """Count a worker that died by itself or could not be replaced, and act on the verdict."""
+        if self.phase in {Phase.CLOSED, Phase.QUARANTINED}:
+            return
+        now_ns = self._clock.now_ns()
+        self._crashes_ns = (*self._crashes_ns, now_ns)[-self._policy.max_crashes :]
+        verdict = judge_crash(self._crashes_ns, self._policy, now_ns=now_ns)
+        if verdict.quarantine:
+            self._quarantine(detail)
+        else:
+            self._replace(index, detail, pause_ns=verdict.pause_ns)
+        self._on_crash(CrashNote(self.section.name, self.variant.name, detail, verdict.quarantine))
+
+    def _replace(self, index: int, why: str, *, pause_ns: int) -> None:
+        if not self.workers and self.phase is not Phase.LOADING:
+            self.phase = Phase.RECOVERING
+        self.detail = why
+        _log.warning("worker ended model=%s detail=%r restart_in_ms=%.0f", self.section.name, why, pause_ns / 1e6)
         self._later(pause_ns, lambda: self._restart(index), f"restart[{self.section.name}]")
 
     async def _restart(self, index: int) -> None:
@@ -184,18 +206,15 @@ class ResidentModel:
             return
         try:
             await self._start(index)
-        except SessionError as error:
-            self._on_crash(CrashNote(self.section.name, self.variant.name, str(error), quarantined=True))
-            self._quarantine(str(error))
+        except EdgeInferError as error:
+            self._crashed(index, str(error))
             return
-        if self.workers:
+        if self.phase is Phase.RECOVERING and self.workers:
             self.phase, self.detail = Phase.READY, ""
 
     def _quarantine(self, why: str) -> None:
+        """Take nothing more. The memory stays charged until `close`, when the processes are gone."""
         self.phase, self.detail = Phase.QUARANTINED, why
         _log.error("quarantined model=%s variant=%s detail=%r", self.section.name, self.variant.name, why)
         for worker in self.workers:
             worker.kill("quarantined")
-        self.reservation.release()
-
-

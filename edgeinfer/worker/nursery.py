@@ -151,6 +151,10 @@ class Nursery:
             reason=self._reason,
         )
 
+    def pids(self) -> list[int]:
+        """Return every process that lives: the zygote, and all workers, those that are still loading included."""
+        return [*([self._zygote.child.pid] if self._zygote else []), *self._known]
+
     async def start(self) -> NurserySnapshot:
         """Start the zygote and wait until it is ready or has turned out unusable; say which."""
         if self._state is not NurseryState.CLOSED:
