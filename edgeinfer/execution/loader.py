@@ -1,0 +1,162 @@
+"""Turn a configured model into worker processes: which bundle, sound or not, which variants may run here, and start.
+
+Owns no model and decides nothing about memory: it says what a variant costs, and its caller has reserved that before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from edgeinfer.artifact.manifest import Variant
+from edgeinfer.clock import NS_PER_S, Clock
+from edgeinfer.config import ModelSection
+from edgeinfer.errors import ArtifactError
+from edgeinfer.execution.ledger import Reservation
+from edgeinfer.execution.resident import CrashNote, ResidentModel
+from edgeinfer.store.store import BundleStore, Installed
+from edgeinfer.worker.nursery import Nursery
+from edgeinfer.worker.spec import limits_for, load_spec
+from edgeinfer.worker.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LOAD_TIMEOUT_NS = 120 * NS_PER_S
+
+
+class Loader:
+    """Starts the workers of models. Loop thread only; `storage` does what reads disks."""
+
+    def __init__(
+        self,
+        *,
+        store: BundleStore,
+        nursery: Nursery,
+        clock: Clock,
+        cpus: frozenset[int],
+        cpu_flags: frozenset[str],
+        cancel_grace_ns: int,
+        storage: Executor,
+    ) -> None:
+        self.cpus = cpus
+        """Where workers that are started from now on may run."""
+        self._store = store
+        self._nursery = nursery
+        self._clock = clock
+        self._cpu_flags = cpu_flags
+        self._cancel_grace_ns = cancel_grace_ns
+        self._storage = storage
+
+    def known(self, section: ModelSection) -> Installed:
+        """Return the bundle that is meant, at once and unchecked: for the start, before anything else runs.
+
+        Raises:
+            ArtifactError: there is none.
+        """
+        return self._store.active(section.name, section.version)
+
+    async def find(self, section: ModelSection) -> Installed:
+        """Return the bundle that is meant.
+
+        Raises:
+            ArtifactError: there is none.
+        """
+        return await self._read(functools.partial(self._store.active, section.name, section.version))
+
+    async def check(self, installed: Installed) -> None:
+        """Check every byte of a bundle: one flipped bit in its weights would load silently.
+
+        Raises:
+            ArtifactError: it is damaged.
+        """
+        manifest = installed.manifest
+        try:
+            await self._read(functools.partial(self._store.verify, manifest.name, manifest.version))
+        except ArtifactError as error:
+            text = f"{error}; heal it by adding the bundle again: edgeinfer bundle add PATH"
+            raise ArtifactError(text) from error
+
+    def candidates(
+        self, section: ModelSection, installed: Installed, *, without: AbstractSet[tuple[str, str]] = frozenset()
+    ) -> list[Variant]:
+        """Return the variants that may run on this CPU, best first; the configured one only, when one is.
+
+        `without` leaves out some, by (digest, variant); the list is empty when nothing else is left.
+
+        Raises:
+            ArtifactError: this CPU can run none of them, or the configured one isn't there.
+        """
+        manifest = installed.manifest
+        asked = [manifest.variant(section.variant)] if section.variant else manifest.variants
+        able = [variant for variant in asked if self._cpu_flags.issuperset(variant.instruction_sets)]
+        if not able:
+            lacks = "; ".join(
+                f"{variant.name}: {', '.join(sorted(set(variant.instruction_sets) - self._cpu_flags))}"
+                for variant in asked
+            )
+            raise ArtifactError(
+                f"{installed.title} needs instructions that this CPU lacks ({lacks}); rebuild it for this board"
+            )
+        return [variant for variant in able if (installed.digest, variant.name) not in without]
+
+    def cost_bytes(self, section: ModelSection, installed: Installed, variant: Variant) -> int:
+        """Return what all its workers may ever take: their peaks, and all the slots that they may make."""
+        limits = limits_for(installed.manifest, cancel_grace_ns=self._cancel_grace_ns)
+        return section.workers * (variant.load_peak_bytes + limits.max_slot_bytes)
+
+    async def open(
+        self,
+        section: ModelSection,
+        installed: Installed,
+        variant: Variant,
+        reservation: Reservation,
+        *,
+        later: Callable[[int, Callable[[], Awaitable[None]], str], None],
+        on_crash: Callable[[CrashNote], None],
+    ) -> ResidentModel:
+        """Start every worker of a variant. The reservation goes to the model, or is released when it fails.
+
+        Raises:
+            SessionError: the runtime refused it, or cannot run at all.
+        """
+        limits = limits_for(installed.manifest, cancel_grace_ns=self._cancel_grace_ns)
+
+        async def start_worker() -> Worker:
+            spec = load_spec(
+                installed.manifest,
+                installed.path,
+                variant.name,
+                threads=section.threads,
+                reservation_bytes=variant.load_peak_bytes,
+                cpus=self.cpus,
+            )
+            deadline_ns = self._clock.now_ns() + _LOAD_TIMEOUT_NS
+            return await Worker.start(self._nursery, spec, deadline_ns=deadline_ns, limits=limits)
+
+        resident = ResidentModel(
+            section=section,
+            installed=installed,
+            variant=variant,
+            reservation=reservation,
+            start_worker=start_worker,
+            later=later,
+            on_crash=on_crash,
+            clock=self._clock,
+        )
+        await resident.open()
+        _log.info(
+            "loaded model=%s version=%s variant=%s threads=%d load_ms=%.0f reserved_bytes=%d",
+            section.name, installed.manifest.version, variant.name, section.threads,
+            resident.load_ns / 1e6, reservation.size_bytes,
+        )  # fmt: skip
+        return resident
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._storage, work)

@@ -1,0 +1,128 @@
+"""One model of the configuration: what is wanted, what is in memory for it, and why it isn't.
+
+Owns no decision: `model_cache` writes these, everybody else reads `ModelStatus`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from edgeinfer.clock import NS_PER_S
+from edgeinfer.config import ModelSection
+from edgeinfer.errors import ArtifactError, BudgetExceeded, EdgeInferError, RuntimeUnusable
+from edgeinfer.execution.resident import ResidentModel
+from edgeinfer.request import Reason, Refusal
+from edgeinfer.store.store import Installed
+
+_LOAD_GUESS_NS = 2 * NS_PER_S
+"""What an on-demand load is taken to last before the first was seen."""
+RETRY_NS = 10 * NS_PER_S
+"""From a load that failed for want of memory, a bundle or a runtime to the next try."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """How a configured model stands, for reports."""
+
+    name: str
+    version: str
+    digest: str
+    variant: str
+    state: str
+    """`loaded`, `loading`, `recovering`, `quarantined`, `unloaded`, `missing` (no such bundle) or `refused`."""
+    workers: int
+    reserved_bytes: int
+    leases: int
+    state_resets: int
+    load_ms: float
+    detail: str
+
+
+@dataclass(slots=True)
+class WantedModel:
+    """A model of the configuration, resident or not. Written by the cache only."""
+
+    section: ModelSection
+    installed: Installed | None = None
+    """The bundle that its name means, known also while it isn't resident: next door the same one may run."""
+    resident: ResidentModel | None = None
+    refusal: Refusal | None = None
+    """Why it is not resident, once there is a reason."""
+    retry_ns: int | None = None
+    """When loading it after a refusal makes sense again; None: only when somebody commands it."""
+    missing: bool = False
+    unloaded: bool = False
+    """By command: it stays out until a command brings it back."""
+    loading: bool = False
+    load_guess_ns: int = _LOAD_GUESS_NS
+    quarantined: set[tuple[str, str]] = field(default_factory=set)
+    """(bundle digest, variant) of those whose workers died too often."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set unless a load that requests wait for is under way."""
+
+    def __post_init__(self) -> None:
+        self.settled.set()
+
+    def may_load(self, now_ns: int) -> bool:
+        """Whether bringing it into memory without a command makes sense now."""
+        if self.resident is not None or self.unloaded:
+            return False
+        return self.refusal is None or (self.retry_ns is not None and now_ns >= self.retry_ns)
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether it should be in memory all the time, was refused, and is to be tried again now."""
+        return self.section.preload and self.refusal is not None and self.may_load(now_ns)
+
+    def admit(self, resident: ResidentModel) -> None:
+        """Note that it is in memory."""
+        self.resident, self.section, self.installed = resident, resident.section, resident.installed
+        self.refusal, self.retry_ns, self.missing, self.unloaded = None, None, False, False
+        self.load_guess_ns = resident.load_ns + NS_PER_S // 5
+
+    def refuse(self, refusal: Refusal, *, retry_ns: int | None) -> None:
+        """Note why it is not in memory."""
+        self.refusal, self.retry_ns = refusal, retry_ns
+
+    def fail(self, error: EdgeInferError, *, now_ns: int) -> None:
+        """Note that it could not be loaded. What the runtime refused is not tried again by itself."""
+        name = self.section.name
+        match error:
+            case BudgetExceeded():
+                self.refuse(Refusal(Reason.MEMORY, str(error)), retry_ns=now_ns + RETRY_NS)
+            case RuntimeUnusable():
+                self.refuse(Refusal(Reason.RUNTIME_UNUSABLE, str(error)), retry_ns=now_ns + RETRY_NS)
+            case ArtifactError():
+                self.refuse(Refusal(Reason.MODEL_UNAVAILABLE, f"{name}: {error}"), retry_ns=now_ns + RETRY_NS)
+            case _:
+                self.refuse(Refusal(Reason.MODEL_UNAVAILABLE, f"{name}: {error}"), retry_ns=None)
+
+    @property
+    def state(self) -> str:
+        """One word for reports; see `ModelStatus.state`."""
+        if self.resident is not None:
+            return self.resident.phase.value
+        if self.loading:
+            return "loading"
+        if self.missing:
+            return "missing"
+        if self.unloaded or self.refusal is None:
+            return "unloaded"
+        return "quarantined" if self.refusal.reason is Reason.QUARANTINED else "refused"
+
+    def status(self) -> ModelStatus:
+        """Return how it stands."""
+        resident, installed = self.resident, self.installed
+        return ModelStatus(
+            name=self.section.name,
+            version=installed.manifest.version if installed else self.section.version,
+            digest=installed.digest if installed else "",
+            variant=resident.variant.name if resident else "",
+            state=self.state,
+            workers=len(resident.workers) if resident else 0,
+            reserved_bytes=resident.reservation.size_bytes if resident else 0,
+            leases=resident.leases if resident else 0,
+            state_resets=resident.state_resets if resident else 0,
+            load_ms=resident.load_ns / 1e6 if resident else 0.0,
+            detail=resident.detail if resident else self.refusal.detail if self.refusal else "",
+        )
