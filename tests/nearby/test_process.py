@@ -70,7 +70,10 @@ async def test_a_real_service_answers_freezes_returns_and_leaves(
         manifest, digest = read_manifest(BUNDLE)
         site.known["support-intent"] = KnownModel(digest)
         await site.device()
-        ready = lambda: isinstance(site.executor.estimate(ask(site)), Estimate)  # noqa: E731
+
+        def ready() -> bool:
+            return isinstance(site.executor.estimate(ask(site)), Estimate)
+
         await until(lambda: ready() or process.poll() is not None, within_s=30)
         assert process.poll() is None, "it ended"
 

@@ -17,7 +17,8 @@ class Proxy:
         """Read and drop every byte, both ways, on all connections: half-open."""
         self.delay_s = 0.0
         """Hold each chunk back this long, each way."""
-        self._upstream = upstream
+        self.upstream = upstream
+        """Where new connections go."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -29,7 +30,7 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         try:
-            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
         except OSError:
             writer.close()
             return
