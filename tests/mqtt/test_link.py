@@ -302,7 +302,9 @@ async def test_the_window_is_what_the_broker_allows(tmp_path: Path) -> None:
 
 async def test_commands_during_an_outage_are_not_kept_for_us(broker: Broker) -> None:
     """Documented: the session is not kept, so nothing stale arrives, and the sender sees that nobody was there."""
-    async with proxy_to(broker.port) as proxy, connected(broker.section(), client_id="two") as other:
+    async with contextlib.AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxy_to(broker.port))
+        other = await stack.enter_async_context(connected(broker.section(), client_id="two"))
         async with connected(broker.section(port=proxy.port)) as link:
             inbox = Inbox(link, "command/+")
             await link.publish(Message("command/before", b""), timeout_s=5)
