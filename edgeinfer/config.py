@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Union
 
-from edgeinfer.errors import ConfigError, Problem
+from edgeinfer.errors import ConfigError, Problem, mib
 from edgeinfer.request import DataScope
 from edgeinfer.toml_file import Bytes, Nanoseconds, load_toml, make_converter, structure
+
+MAX_OFFLOAD_BYTES = 15 << 20
+"""A link takes messages of at most 16 MiB; a header has to fit in, too."""
 
 _TOPIC_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -301,6 +304,11 @@ def _check_device(config: DeviceConfig) -> Iterable[Problem]:
         yield Problem("thermal.sample_period", "must be at least 10 ms")
     if config.telemetry.report_period < 100_000_000:
         yield Problem("telemetry.report_period", "must be at least 100 ms")
+    if config.offload.max_in_flight < 1:
+        yield Problem("offload.max_in_flight", f"{config.offload.max_in_flight} is not at least 1")
+    if not 1 <= config.offload.max_request <= MAX_OFFLOAD_BYTES:
+        text = f"{mib(config.offload.max_request)} is not between 1 byte and the {mib(MAX_OFFLOAD_BYTES)} a link takes"
+        yield Problem("offload.max_request", text)
     known = {model.name for model in config.model}
     yield from _duplicates("loop", [loop.name for loop in config.loop])
     for index, loop in enumerate(config.loop):
