@@ -65,6 +65,8 @@ class LocalExecutor:
         deadline_ns = request.deadlines.total_ns
         if request.accept_late:
             deadline_ns += _LATE_PATIENCE_NS
+        if request.timeline.dispatched_ns >= deadline_ns:
+            return Expired("its deadline had passed when it was to start")
         try:
             async with asyncio.timeout_at(deadline_ns / NS_PER_S):
                 found = await self._cache.find_or_load(request.model, request.version)

@@ -1,0 +1,178 @@
+"""The local executor keeps the executor contract over real workers, and tells what it knows of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from edgeinfer import oip
+from edgeinfer.clock import MonotonicClock
+from edgeinfer.execution.executor import Estimate
+from edgeinfer.execution.local import seed_p99_ns
+from edgeinfer.request import Deadlines, Expired, Failure, InferRequest, Reason, Refusal, Result, Timeline
+from edgeinfer.worker.slot import SlotState
+from tests.execution.executor_contract import MS, Case, ExecutorContract, Rig, Timing
+from tests.execution.local_rig import FILLED, LOOP, SUM, SUM_STATE, open_place, request_of, variant, y_of
+from tests.worker import graphs
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+_NUMBERS = itertools.count(1)
+
+
+class TestLocalKeepsTheContract(ExecutorContract):
+    """Quick, slow and stuck are the same model: the worker that hangs has to serve the next request too."""
+
+    timing = Timing(slow_ns=200 * MS, short_ns=60 * MS, tolerance_ns=60 * MS)
+    rounds: ClassVar[int] = 0
+
+    @asynccontextmanager
+    async def open_rig(self) -> AsyncIterator[Rig]:
+        with tempfile.TemporaryDirectory() as folder:
+            async with open_place(Path(folder)) as place:
+                place.install("loop", graphs.slow_loop(), LOOP)
+                place.install("broken", graphs.filled(), FILLED)
+                loop, broken = await place.load("loop"), await place.load("broken")
+                workers = loop.workers + broken.workers
+                clock = MonotonicClock()
+
+                def request(case: Case, deadlines: Deadlines, accept_late: bool) -> InferRequest:
+                    number = float(next(_NUMBERS))
+                    rounds = {Case.SLOW: self.rounds, Case.STUCK: 1 << 40}.get(case, 1)
+                    payload = request_of(n=np.array([rounds]), x=np.array([number], np.float32))
+                    if case is Case.BROKEN:
+                        payload = request_of(shape=np.array([1 << 40]))
+                    name = {Case.BROKEN: "broken", Case.UNKNOWN: "nobody"}.get(case, "loop")
+                    made = InferRequest(name, payload, deadlines, Timeline(clock.now_ns()), accept_late=accept_late)
+                    expected[made.id] = number + rounds
+                    return made
+
+                def answers(request: InferRequest, result: Result) -> bool:
+                    return float(np.frombuffer(bytes(result.payload.tensors[0]), np.float32)[0]) == expected[request.id]
+
+                def leased() -> int:
+                    return sum(list(worker.slot_states.values()).count(SlotState.RESULT) for worker in workers)
+
+                async def quiet() -> None:
+                    await place.until(lambda: not any(worker.in_flight for worker in workers))
+
+                expected: dict[int, float] = {}
+                rig = Rig(place.executor, clock, request, answers, leased, quiet)
+                if not self.rounds:
+                    type(self).rounds = await self._calibrate(rig)
+                yield rig
+
+    async def _calibrate(self, rig: Rig) -> int:
+        """Return how many rounds of the loop take `slow_ns`, on this machine."""
+        tried = type(self).rounds = 1 << 14
+        made = rig.make(Case.SLOW, 5000 * MS)
+        ending = await rig.executor.execute(made)
+        assert isinstance(ending, Result), ending
+        ending.release()
+        assert made.timeline.finished_ns and made.timeline.started_ns
+        return min(round(tried * self.timing.slow_ns / (made.timeline.finished_ns - made.timeline.started_ns)), 1 << 23)
+
+
+async def test_a_crash_is_a_failure_and_what_had_not_begun_goes_to_another_worker(tmp_path: Path) -> None:
+    async with open_place(tmp_path) as place:
+        place.install("loop", graphs.slow_loop(), LOOP)
+        model = await place.load("loop", workers=2)
+        stuck = np.array([1 << 40])
+        running = [asyncio.create_task(place.ask("loop", inputs={"n": stuck}, within_ms=1500)) for _ in range(2)]
+        await place.until(lambda: all(worker.in_flight == 1 for worker in model.workers))
+        waiting = asyncio.create_task(place.ask("loop", 41.0, inputs={"n": np.array([1])}))
+        await place.until(lambda: any(worker.in_flight == 2 for worker in model.workers))
+        victim = next(worker for worker in model.workers if worker.in_flight == 2)
+        running[1].cancel()  # its worker is free again
+        os.kill(victim.pid, signal.SIGSEGV)
+        crashed = await running[0]
+        assert isinstance(crashed, Failure)
+        assert crashed.reason == "crashed"
+        assert "SIGSEGV" in crashed.detail
+        assert await waiting == 42.0, "it had not begun, so it may go elsewhere"
+        await place.until(lambda: len(model.workers) == 2)
+        assert [note.quarantined for note in place.crashes] == [False]
+
+
+async def test_a_stateful_run_that_was_lost_is_not_tried_again(tmp_path: Path) -> None:
+    async with open_place(tmp_path) as place:
+        place.install("sum", graphs.accumulator(), SUM, state=SUM_STATE)
+        model = await place.load("sum", workers=3)
+        one = request_of(x=np.array([1], np.float32))
+        for stream in ("a", "b", "c", "d"):
+            for expected in (1.0, 2.0, 3.0):
+                ending = await place.executor.execute(place.request("sum", one, stream=stream))
+                assert isinstance(ending, Result)
+                assert "state_reset" not in oip.response_header(ending.payload).parameters or expected == 1.0
+                assert y_of(ending) == expected, "a stream stays on the worker that has its state"
+        estimate = place.executor.estimate(place.request("sum", one, stream="a"))
+        assert isinstance(estimate, Estimate)
+        assert estimate.lanes == 1
+        pinned = model.pick("a")
+        assert pinned is not None
+        os.kill(pinned.pid, signal.SIGKILL)
+        await place.until(lambda: not pinned.is_alive)
+        refusal = place.executor.estimate(place.request("sum", one, stream="a"))
+        assert isinstance(refusal, Refusal), "no other worker has its state"
+        await place.until(lambda: model.pick("a") is not None)
+        resets = model.state_resets
+        ending = await place.executor.execute(place.request("sum", one, stream="a"))
+        assert isinstance(ending, Result)
+        assert oip.response_header(ending.payload).parameters["state_reset"] is True, "its caller has to know"
+        assert y_of(ending) == 1.0
+        assert model.state_resets == resets + 1
+        assert place.status("sum").state_resets == model.state_resets
+
+
+async def test_estimates_are_the_toolchains_figures_and_grow_with_what_waits(tmp_path: Path) -> None:
+    async with open_place(tmp_path) as place:
+        told = variant("fp32", latency_us={"1": 3000, "4": 1000})
+        place.install("loop", graphs.slow_loop(), LOOP, variants=[told])
+        await place.load("loop")
+        payload = request_of(n=np.array([1 << 40]), x=np.array([1], np.float32))
+        idle = place.executor.estimate(place.request("loop", payload))
+        assert isinstance(idle, Estimate)
+        assert (idle.p99_ns, idle.wait_ns, idle.cores, idle.lanes) == (3 * MS, 0, 1, 1)
+        task = asyncio.create_task(place.executor.execute(place.request("loop", payload, within_ms=200)))
+        await asyncio.sleep(0.05)
+        busy = place.executor.estimate(place.request("loop", payload))
+        assert isinstance(busy, Estimate)
+        assert busy.wait_ns == 3 * MS
+        assert isinstance(await task, Expired)
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "threads", "seed_ms"),
+    [({}, 1, 100), ({"2": 8}, 1, 0.008), ({"1": 9, "2": 5, "4": 3}, 3, 0.005), ({"1": 9, "2": 5}, 8, 0.005)],
+)
+def test_the_seed_is_the_figure_of_as_many_threads_or_fewer(
+    latency_us: dict[str, int], threads: int, seed_ms: float
+) -> None:
+    assert seed_p99_ns(variant("fp32", latency_us=latency_us), threads) == seed_ms * MS
+
+
+async def test_late_results_are_waited_for_while_the_model_still_loads(tmp_path: Path) -> None:
+    async with open_place(tmp_path) as place:
+        place.install("echo")
+        place.want("echo", preload=False)
+        assert isinstance(await place.ask("echo", within_ms=1), Expired)
+        await place.until(lambda: place.loaded())
+        await place.cache.unload("echo")
+        refused = await place.ask("echo")
+        assert isinstance(refused, Refusal)
+        assert refused.reason is Reason.MODEL_UNAVAILABLE
+        await place.cache.load(place.want("echo", preload=False))
+        assert await place.ask("echo", 5.0) == 5.0
+    async with open_place(tmp_path) as place:
+        place.want("echo", preload=False)
+        assert await place.ask("echo", 7.0, within_ms=1, accept_late=True) == 7.0
