@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from edgeinfer.limits import Limits, ThermalLevel
 from edgeinfer.request import Reason, Refusal
-from edgeinfer.scheduling.forecast import Expectation, Job, Machine, forecast, meets
+from edgeinfer.scheduling.forecast import Expectation, Job, Machine, certain, forecast, meets
 from edgeinfer.scheduling.pacing import UNPACED
 
 MAX_VICTIMS = 16
@@ -104,8 +104,8 @@ def admit(job: Job, load: Load, *, replaces: Collection[int] = (), now_ns: int) 
                 late = _first_late(plan, expected, late_before)
             if late is None:
                 place = plan.index(job)
-                certain = not job.spare and expected[place].finish_p99_ns <= job.due_ns
-                return Admission(expected[place], certain, tuple(victim.id for victim in victims), tuple(replaces))
+                promised = not job.spare and certain(job, expected[place])
+                return Admission(expected[place], promised, tuple(victim.id for victim in victims), tuple(replaces))
             within = plan[: late + 1]
         victim = _victim(within, job)
         if victim is None:

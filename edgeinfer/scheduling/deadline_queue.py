@@ -111,6 +111,17 @@ class DeadlineQueue(Generic[T]):
             if entry.stream == request.stream and not entry.job.firm and entry.job.id < request.id
         ]
 
+    def has_newer(self, request: InferRequest) -> bool:
+        """Return whether a newer frame of the same stream waits, so that `request` is worthless."""
+        return (
+            request.stream is not None
+            and not request.firm
+            and any(
+                entry.stream == request.stream and not entry.job.firm and entry.job.id > request.id
+                for entry in self._entries
+            )
+        )
+
     def work_ahead_ns(self, due_ns: int) -> int:
         """Return the core-nanoseconds (medians) that wait to be done before something due at `due_ns`."""
         return sum(

@@ -1,7 +1,7 @@
 """Run every accepted request by its deadline, and tell every caller how its request ended, exactly once.
 
 Owns the deadline queue and the tickets; what is with an executor is `runs`. All decisions are pure functions of other
-modules (`admission`, `placement`, `forecast`, `pacing`): this one gathers what they need, does what they say, and goes
+modules (`admission`, `placement`, `forecast`, `pacing`), which `options` asks: this one does what they say, and goes
 round. It sees executors only through their protocol, so here and next door are the same to it.
 """
 
@@ -26,11 +26,11 @@ from edgeinfer.request import (
     Ticket,
     conclude,
 )  # fmt: skip
-from edgeinfer.scheduling.admission import Admission, Load, admit, local_stop, shed
+from edgeinfer.scheduling.admission import Admission, local_stop, shed
 from edgeinfer.scheduling.deadline_queue import DeadlineQueue, Entry
 from edgeinfer.scheduling.forecast import Job, forecast
-from edgeinfer.scheduling.placement import Placed, place, settled
-from edgeinfer.scheduling.runs import Run, Runs, last_moment_ns, model_key
+from edgeinfer.scheduling.options import Choice, Here, NextDoor, Options
+from edgeinfer.scheduling.runs import Run, Runs
 from edgeinfer.scheduling.snapshot import SchedulerSnapshot
 from edgeinfer.scheduling.ticket import PendingTicket, Stage
 
@@ -68,6 +68,7 @@ class Scheduler:
         self._outbound: list[PendingTicket] = []
         self._wake = asyncio.Event()
         self._runs = Runs(clock, cores=cores, ended=self._returned, changed=self._look_back)
+        self._options = Options(local=local, nearby=nearby, queue=self._queue, runs=self._runs)
         self._review = False
         self._open: dict[int, PendingTicket] = {}
         self._limits = Limits(ThermalLevel.NOMINAL, frozenset(range(cores)), 1.0, 0)
@@ -157,126 +158,44 @@ class Scheduler:
             for ticket in list(self._open.values()):
                 self._end(ticket, Failure("stopped", "the scheduler stopped"))
 
-    # Deciding
-
-    def _settle(self, ticket: PendingTicket, now_ns: int) -> Refusal | None:
-        """Let the request wait for the place that suits it, or return why there is none."""
-        request = ticket.request
-        local: Admission | Refusal
-        job: Job | None = None
-        replaces: tuple[int, ...] = ()
-        estimate = self._ask_local(request, now_ns) if Placement.LOCAL not in ticket.tried else None
-        if isinstance(estimate, Estimate):
-            job = self._job(request, estimate)
-            replaces = tuple(entry.job.id for entry in self._queue.superseded_by(request))
-            local = admit(job, self._load(now_ns), replaces=replaces, now_ns=now_ns)
-        else:
-            local = estimate or _said(ticket.tried[Placement.LOCAL])
-        nearby = None if settled(local) else self._ask_nearby(ticket)
-        placed = place(request, local, nearby, now_ns=now_ns)
-        if isinstance(placed, Refusal):
-            if isinstance(estimate, Estimate) and self._may_use_spare_time(request, placed, now_ns):
-                job = self._job(request, estimate, spare=True)
-                local = admit(job, self._load(now_ns), replaces=replaces, now_ns=now_ns)
-            if isinstance(local, Refusal) or job is None:
-                return placed
-        elif placed.placement is Placement.NEARBY:
-            return self._send_out(ticket)
-        if isinstance(local, Admission) and job is not None:
-            self._take_in(ticket, job, local, now_ns)
-        return None
-
-    def _may_use_spare_time(self, request: InferRequest, refusal: Refusal, now_ns: int) -> bool:
-        """Return whether a request that can't be in time may run all the same when nothing else wants the cores.
-
-        Either because its caller takes late results; or because it is the only way to learn: nothing was seen of
-        the model lately, so the estimate that refuses it may be wrong, and an idle core loses nothing by trying.
-        """
-        if request.accept_late:
-            return refusal.reason in {Reason.DEADLINE_UNREACHABLE, Reason.THERMAL}
-        idle = not len(self._queue) and not self._runs.cores_busy
-        doubtful = refusal.reason is Reason.DEADLINE_UNREACHABLE and self._runs.hearsay(request, now_ns)
-        return idle and doubtful and not request.firm
-
-    def _ask_local(self, request: InferRequest, now_ns: int) -> Estimate | Refusal:
-        estimate = self._local.estimate(request)
-        if isinstance(estimate, Refusal):
-            return estimate
-        return self._runs.refine(estimate, request, now_ns)
-
-    def _ask_nearby(self, ticket: PendingTicket) -> Estimate | Refusal | None:
-        if self._nearby is None:
-            return None
-        if (before := ticket.tried.get(Placement.NEARBY)) is not None:
-            return _said(before)
-        return self._nearby.estimate(ticket.request)
-
-    def _job(self, request: InferRequest, estimate: Estimate, *, spare: bool = False) -> Job:
-        deadlines = request.deadlines
-        start_by_ns = deadlines.start_by_ns
-        if request.accept_late:
-            start_by_ns = last_moment_ns(request) if deadlines.queue_ns is None else deadlines.queue_ns
-        return Job(
-            id=request.id,
-            key=model_key(request),
-            rank=self._queue.rank(request, spare=spare),
-            due_ns=deadlines.total_ns,
-            start_by_ns=start_by_ns,
-            firm=request.firm,
-            priority=request.priority,
-            p50_ns=estimate.p50_ns,
-            p99_ns=estimate.p99_ns,
-            cores=max(1, min(estimate.cores, self._runs.cores)),
-            lanes=max(1, estimate.lanes),
-            wait_ns=estimate.wait_ns,
-        )
-
-    def _load(self, now_ns: int) -> Load:
-        return Load(self._queue.jobs(), self._runs.machine(now_ns), self._limits, self._queue.limit)
-
     # Moving requests
 
-    def _enqueue(self, ticket: PendingTicket, job: Job) -> None:
-        ticket.stage = Stage.WAITING
-        self._queue.push(job, ticket, stream=ticket.request.stream)
-        self._wake.set()
+    def _settle(self, ticket: PendingTicket, now_ns: int) -> Refusal | None:
+        """Let the request go where it is best off, or return why there is no such place."""
+        return self._carry_out(ticket, self._options.choose(ticket, self._limits, now_ns), now_ns)
 
-    def _send_out(self, ticket: PendingTicket) -> Refusal | None:
-        if len(self._outbound) >= self._queue.limit:
-            return Refusal(Reason.QUEUE_FULL, f"{self._queue.limit} requests are about to go next door already")
-        ticket.stage = Stage.OUTBOUND
-        self._outbound.append(ticket)
+    def _elsewhere(self, ticket: PendingTicket, refusal: Refusal, now_ns: int) -> None:
+        """Do something else with a request that can't be kept as it was, or tell its caller why not."""
+        ticket.stage = Stage.DECIDING
+        choice = self._options.instead(ticket, refusal, self._limits, now_ns)
+        if (final := self._carry_out(ticket, choice, now_ns)) is not None:
+            self._end(ticket, final)
+
+    def _carry_out(self, ticket: PendingTicket, choice: Choice, now_ns: int) -> Refusal | None:
+        match choice:
+            case Here(job, admission):
+                self._take_in(ticket, job, admission, now_ns)
+            case NextDoor() if len(self._outbound) >= self._queue.limit:
+                return Refusal(Reason.QUEUE_FULL, f"{self._queue.limit} requests are about to go next door already")
+            case NextDoor():
+                ticket.stage = Stage.OUTBOUND
+                self._outbound.append(ticket)
+            case Refusal():
+                return choice
         self._wake.set()
         return None
 
-    def _take_in(self, ticket: PendingTicket, job: Job, admission: Admission, now_ns: int) -> None:
+    def _take_in(self, ticket: PendingTicket, job: Job, admission: Admission | None, now_ns: int) -> None:
         """Let a request wait here, and find another way for those who had to go for it."""
-        superseded = [self._queue.remove(old) for old in admission.replaces]
-        displaced = [self._queue.remove(old) for old in admission.victims]
-        self._enqueue(ticket, job)
+        superseded = [self._queue.remove(old) for old in admission.replaces] if admission else []
+        displaced = [self._queue.remove(old) for old in admission.victims] if admission else []
+        ticket.stage = Stage.WAITING
+        self._queue.push(job, ticket, stream=ticket.request.stream)
         for entry in filter(None, superseded):
             self._end(entry.item, Refusal(Reason.SUPERSEDED, f"request {job.id} is a newer frame"))
         for entry in filter(None, displaced):
             refusal = Refusal(Reason.DISPLACED, f"request {job.id} needs the time and is more important")
             self._elsewhere(entry.item, refusal, now_ns)
-
-    def _elsewhere(self, ticket: PendingTicket, refusal: Refusal, now_ns: int) -> None:
-        """Find another way for an admitted request that can't be kept as it was, or tell its caller why not.
-
-        Next door, or, where late results are accepted, in spare time here.
-        """
-        ticket.stage = Stage.DECIDING
-        request = ticket.request
-        placed = place(request, refusal, self._ask_nearby(ticket), now_ns=now_ns)
-        if isinstance(placed, Placed):
-            placed = self._send_out(ticket) or placed
-        if isinstance(placed, Refusal) and request.accept_late and local_stop(self._limits) is None:
-            estimate = self._ask_local(request, now_ns)
-            if isinstance(estimate, Estimate) and not self._queue.full:
-                self._enqueue(ticket, self._job(request, estimate, spare=True))
-                return
-        if isinstance(placed, Refusal):
-            self._end(ticket, placed)
 
     # Dispatching
 
@@ -309,14 +228,14 @@ class Scheduler:
             for entry in entries.values():
                 self._withdraw(entry, stop, now_ns)
             return
-        verdict = shed(self._load(now_ns), now_ns)
+        verdict = shed(self._options.load(self._limits, now_ns), now_ns)
         for job_id in verdict.displaced:
             self._withdraw(entries[job_id], self._blame(Reason.DISPLACED), now_ns)
         for job_id in verdict.hopeless:
             self._withdraw(entries[job_id], self._blame(Reason.DEADLINE_UNREACHABLE), now_ns)
         for job_id in verdict.endangered:
             entry = entries[job_id]
-            nearby = self._ask_nearby(entry.item)
+            nearby = self._options.nearby(entry.item)
             safe = isinstance(nearby, Estimate) and now_ns + nearby.finish_p99_ns <= entry.job.due_ns
             if safe or now_ns + entry.job.p50_ns > entry.job.due_ns:
                 self._withdraw(entry, self._blame(Reason.DEADLINE_UNREACHABLE), now_ns)
@@ -337,7 +256,7 @@ class Scheduler:
         for ticket in outbound:
             if ticket.stage is not Stage.OUTBOUND:
                 continue
-            estimate = self._ask_nearby(ticket)
+            estimate = self._options.nearby(ticket)
             if self._nearby is not None and isinstance(estimate, Estimate):
                 self._last_offload_ns = now_ns
                 self._runs.start(group, self._nearby, ticket, estimate, now_ns)
@@ -370,7 +289,7 @@ class Scheduler:
         ticket, job = entry.item, entry.job
         if self._runs.cores_busy + job.cores > self._runs.cores or self._runs.lanes_busy(job.key) >= job.lanes:
             return
-        estimate = self._ask_local(ticket.request, now_ns)
+        estimate = self._options.local(ticket.request, now_ns)
         refusal = estimate
         if isinstance(estimate, Estimate):
             if job.spare or now_ns + estimate.wait_ns + estimate.p50_ns <= job.due_ns:
@@ -398,7 +317,7 @@ class Scheduler:
             return False
         ticket.tried[run.placement] = ending
         in_time = now_ns < ticket.request.deadlines.total_ns or ticket.request.accept_late
-        if not in_time or len(ticket.tried) > 1:
+        if not in_time or len(ticket.tried) > 1 or self._queue.has_newer(ticket.request):
             return False
         ticket.stage = Stage.DECIDING
         return self._settle(ticket, now_ns) is None
@@ -418,10 +337,3 @@ class Scheduler:
         if not self._open:
             self._empty.set()
         self._observe(outcome)
-
-
-def _said(ending: Refusal | Failure) -> Refusal:
-    """Return what a place said when the request was there, as the reason why it doesn't go there again."""
-    if isinstance(ending, Refusal):
-        return ending
-    return Refusal(Reason.MODEL_UNAVAILABLE, f"{ending.reason}: {ending.detail}")

@@ -1,0 +1,144 @@
+"""Find out what can be done with a request right now: gather what the pure decisions need, and ask them.
+
+Asks executors, queue and runs, and changes none of them: what was found is done by `scheduler`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeinfer.execution.executor import Estimate, Executor
+from edgeinfer.limits import Limits
+from edgeinfer.request import Failure, InferRequest, Placement, Reason, Refusal
+from edgeinfer.scheduling.admission import Admission, Load, admit, local_stop
+from edgeinfer.scheduling.deadline_queue import DeadlineQueue
+from edgeinfer.scheduling.forecast import Job
+from edgeinfer.scheduling.placement import place, settled
+from edgeinfer.scheduling.runs import Runs, last_moment_ns, model_key
+from edgeinfer.scheduling.ticket import PendingTicket
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Let it wait for this machine."""
+
+    job: Job
+    admission: Admission | None = None
+    """Who has to go for it; None when nobody is asked (it only takes spare time, and there is room)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextDoor:
+    """Send it to the nearby service."""
+
+
+Choice = Here | NextDoor | Refusal
+
+
+class Options:
+    """What can be done with requests under the newest limits. Loop thread only."""
+
+    def __init__(
+        self, *, local: Executor, nearby: Executor | None, queue: DeadlineQueue[PendingTicket], runs: Runs
+    ) -> None:
+        self._local = local
+        self._nearby = nearby
+        self._queue = queue
+        self._runs = runs
+
+    def choose(self, ticket: PendingTicket, limits: Limits, now_ns: int) -> Choice:
+        """Return the best place for a request that waits nowhere yet."""
+        request = ticket.request
+        replaces: tuple[int, ...] = ()
+        local: Admission | Refusal
+        job: Job | None = None
+        estimate: Estimate | Refusal | None = None
+        if (before := ticket.tried.get(Placement.LOCAL)) is not None:
+            local = _said(before)
+        elif isinstance(estimate := self.local(request, now_ns), Refusal):
+            local = estimate
+        if isinstance(estimate, Estimate):
+            job = self._job(request, estimate)
+            replaces = tuple(entry.job.id for entry in self._queue.superseded_by(request))
+            local = admit(job, self.load(limits, now_ns), replaces=replaces, now_ns=now_ns)
+        placed = place(request, local, None if settled(local) else self.nearby(ticket), now_ns=now_ns)
+        if isinstance(placed, Refusal):
+            if not isinstance(estimate, Estimate) or not self._may_use_spare_time(request, placed, now_ns):
+                return placed
+            job = self._job(request, estimate, spare=True)
+            local = admit(job, self.load(limits, now_ns), replaces=replaces, now_ns=now_ns)
+            return Here(job, local) if isinstance(local, Admission) else placed
+        if placed.placement is Placement.LOCAL and job is not None and isinstance(local, Admission):
+            return Here(job, local)
+        return NextDoor()
+
+    def instead(self, ticket: PendingTicket, refusal: Refusal, limits: Limits, now_ns: int) -> Choice:
+        """Return what else can be done with an admitted request that can't be kept as it was, for `refusal`.
+
+        Next door, or, where late results are accepted, in spare time here.
+        """
+        request = ticket.request
+        placed = place(request, refusal, self.nearby(ticket), now_ns=now_ns)
+        if not isinstance(placed, Refusal):
+            return NextDoor()
+        if request.accept_late and local_stop(limits) is None and not self._queue.full:
+            estimate = self.local(request, now_ns)
+            if isinstance(estimate, Estimate):
+                return Here(self._job(request, estimate, spare=True))
+        return placed
+
+    def local(self, request: InferRequest, now_ns: int) -> Estimate | Refusal:
+        """Return what running it here would take, from what was seen here."""
+        estimate = self._local.estimate(request)
+        return estimate if isinstance(estimate, Refusal) else self._runs.refine(estimate, request, now_ns)
+
+    def nearby(self, ticket: PendingTicket) -> Estimate | Refusal | None:
+        """Return what running it next door would take; None when there is no nearby service."""
+        if self._nearby is None:
+            return None
+        if (before := ticket.tried.get(Placement.NEARBY)) is not None:
+            return _said(before)
+        return self._nearby.estimate(ticket.request)
+
+    def load(self, limits: Limits, now_ns: int) -> Load:
+        """Return what this machine has to do already."""
+        return Load(self._queue.jobs(), self._runs.machine(now_ns), limits, self._queue.limit)
+
+    def _job(self, request: InferRequest, estimate: Estimate, *, spare: bool = False) -> Job:
+        deadlines = request.deadlines
+        start_by_ns = deadlines.start_by_ns
+        if request.accept_late and deadlines.queue_ns is None:
+            start_by_ns = last_moment_ns(request)
+        return Job(
+            id=request.id,
+            key=model_key(request),
+            rank=self._queue.rank(request, spare=spare),
+            due_ns=deadlines.total_ns,
+            start_by_ns=start_by_ns,
+            firm=request.firm,
+            priority=request.priority,
+            p50_ns=estimate.p50_ns,
+            p99_ns=estimate.p99_ns,
+            cores=max(1, min(estimate.cores, self._runs.cores)),
+            lanes=max(1, estimate.lanes),
+            wait_ns=estimate.wait_ns,
+        )
+
+    def _may_use_spare_time(self, request: InferRequest, refusal: Refusal, now_ns: int) -> bool:
+        """Return whether a request that can't be in time may run all the same when nothing else wants the cores.
+
+        Either because its caller takes late results; or because it is the only way to learn: nothing was seen of
+        the model lately, so the estimate that refuses it may be wrong, and an idle core loses nothing by trying.
+        """
+        if request.accept_late:
+            return refusal.reason in {Reason.DEADLINE_UNREACHABLE, Reason.THERMAL}
+        idle = not len(self._queue) and not self._runs.cores_busy
+        doubtful = refusal.reason is Reason.DEADLINE_UNREACHABLE and self._runs.hearsay(request, now_ns)
+        return idle and doubtful and not request.firm
+
+
+def _said(ending: Refusal | Failure) -> Refusal:
+    """Return what a place said when the request was there, as the reason why it doesn't go there again."""
+    if isinstance(ending, Refusal):
+        return ending
+    return Refusal(Reason.MODEL_UNAVAILABLE, f"{ending.reason}: {ending.detail}")
