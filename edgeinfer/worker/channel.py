@@ -163,6 +163,9 @@ class DaemonEnd(Generic[Received, Sent]):
                 self._sock.sendmsg([data], _ancillary(fds))
             except BlockingIOError:
                 return
+            except ConnectionError:  # it ended; how is its exit status to tell
+                self._fail("")
+                return
             except OSError as error:
                 self._fail(f"the worker channel broke: {error.strerror}")
                 return
@@ -182,6 +185,9 @@ class DaemonEnd(Generic[Received, Sent]):
                     return
                 message = self._decoder.decode(data)
             except BlockingIOError:
+                return
+            except ConnectionError:  # it ended with words of ours unread; how is its exit status to tell
+                self._fail("")
                 return
             except (OSError, ProtocolError, msgspec.MsgspecError) as error:
                 close_all(fds)

@@ -79,7 +79,8 @@ class TestLocalKeepsTheContract(ExecutorContract):
         ending = await rig.executor.execute(made)
         assert isinstance(ending, Result), ending
         ending.release()
-        assert made.timeline.finished_ns and made.timeline.started_ns
+        assert made.timeline.finished_ns
+        assert made.timeline.started_ns
         return min(round(tried * self.timing.slow_ns / (made.timeline.finished_ns - made.timeline.started_ns)), 1 << 23)
 
 
@@ -166,7 +167,7 @@ async def test_late_results_are_waited_for_while_the_model_still_loads(tmp_path:
         place.install("echo")
         place.want("echo", preload=False)
         assert isinstance(await place.ask("echo", within_ms=1), Expired)
-        await place.until(lambda: place.loaded())
+        await place.until(place.loaded)
         await place.cache.unload("echo")
         refused = await place.ask("echo")
         assert isinstance(refused, Refusal)

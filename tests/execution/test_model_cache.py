@@ -1,0 +1,427 @@
+"""The model cache over real workers: every refusal, who gives way, what crashes and damage lead to, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from edgeinfer.errors import ArtifactError, BudgetExceeded, SessionError
+from edgeinfer.execution.resident import ResidentModel
+from edgeinfer.execution.wanted import RETRY_NS
+from edgeinfer.request import Expired, Failure, Reason, Refusal
+from edgeinfer.worker.nursery import Nursery
+from tests.execution.local_rig import LOOP, MIB, Place, open_place, variant
+from tests.worker import graphs
+from tests.worker.conftest import process_is_gone
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+OpenPlace = Callable[..., contextlib.AbstractAsyncContextManager[Place]]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def nursery() -> AsyncIterator[Nursery]:
+    nursery = Nursery()
+    await nursery.start()
+    yield nursery
+    await nursery.close()
+
+
+@pytest.fixture
+def place_of(nursery: Nursery, tmp_path: Path) -> OpenPlace:
+    return lambda **options: open_place(tmp_path, nursery, **options)
+
+
+async def refused(work: Awaitable[object]) -> BudgetExceeded:
+    with pytest.raises(BudgetExceeded) as caught:
+        await work
+    return caught.value
+
+
+# Memory
+
+
+async def test_every_ceiling_from_zero_up_refuses_cleanly_until_it_fits(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        variants = [variant("fp32", 24 * MIB), variant("int8", 8 * MIB)]
+        installed = place.install("echo", variants=variants)
+        section = place.want("echo", workers=2)
+        large, small = place.cost(installed, 0, workers=2), place.cost(installed, 1, workers=2)
+        ceilings = sorted({*range(0, large, large // 12), small - 1, small, large - 1, large})
+        for ceiling in ceilings:
+            place.ledger.set_ceiling(ceiling)
+            if ceiling < small:
+                error = await refused(place.cache.load(section))
+                assert (error.needed_bytes, error.ceiling_bytes) == (small, ceiling)
+                assert "echo" in str(error)
+                assert "unload a model or raise memory.ceiling" in str(error)
+                assert place.workers() == set(), "nothing may start before it is reserved"
+                assert place.ledger.snapshot().reserved_bytes == 0
+                assert place.ledger.snapshot().peak_reserved_bytes == 0
+                answer = await place.ask("echo")
+                assert isinstance(answer, Refusal)
+                assert answer.reason is Reason.MEMORY
+                assert place.status("echo").state == "refused"
+                continue
+            resident = await place.cache.load(section)
+            assert resident.variant.name == ("fp32" if ceiling == large else "int8")
+            assert place.ledger.snapshot().reserved_bytes <= ceiling
+            assert len(place.workers()) == 2
+            assert await place.ask("echo", 3.0) == 3.0
+            await place.cache.unload("echo")
+            assert place.workers() == set()
+
+
+async def test_who_gives_way(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        for name in ("pinned", "high", "old", "used", "new"):
+            installed = place.install(name)
+        cost = place.cost(installed)
+        place.ledger.set_ceiling(4 * cost)
+        await place.load("pinned", pinned=True, priority=-5)
+        await place.load("high", priority=5)
+        await place.load("old")
+        await place.load("used")
+        assert await place.ask("old") == await place.ask("used") == 1.0
+        await place.load("new")
+        assert place.loaded() == {"pinned", "high", "used", "new"}, "the longest unused of the lowest priority"
+        gone = place.cache.find("old")
+        assert isinstance(gone, Refusal)
+        assert (gone.reason, gone.detail) == (Reason.MEMORY, "old was evicted to make room for new/fp32")
+
+        place.ledger.set_ceiling(cost)  # nobody can make room for two
+        before = place.loaded()
+        error = await refused(place.load("old", workers=2))
+        assert error.needed_bytes == 2 * cost
+        assert place.loaded() == before, "nobody goes in vain"
+
+
+async def test_what_starts_by_itself_spares_its_equals_and_nobody_displaces_the_more_important(
+    place_of: OpenPlace,
+) -> None:
+    async with place_of() as place:
+        cost = place.cost(place.install("a"))
+        place.install("b")
+        place.ledger.set_ceiling(cost)
+        await place.load("a", priority=1)
+        await refused(place.cache.load(place.want("b"), spare_equals=True))
+        await refused(place.cache.load(place.want("b")))
+        place.install("c")
+        await refused(place.cache.load(place.want("c", priority=1), spare_equals=True))
+        assert place.loaded() == {"a"}
+        await place.cache.load(place.want("c", priority=1))
+        assert place.loaded() == {"c"}
+
+
+async def test_a_model_with_a_request_running_stays(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        installed = place.install("loop", graphs.slow_loop(), LOOP)
+        place.install("echo")
+        place.ledger.set_ceiling(place.cost(installed) + MIB)
+        model = await place.load("loop")
+        asking = asyncio.create_task(place.ask("loop", inputs={"n": np.array([1 << 40])}, within_ms=400))
+        await place.until(lambda: model.leases == 1)
+        await refused(place.load("echo"))
+        assert isinstance(await asking, Expired)
+        await place.load("echo")
+        assert place.loaded() == {"echo"}
+
+
+async def test_a_lowered_ceiling_is_obeyed_when_it_lasts_and_what_went_comes_back(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        cost = place.cost(place.install("low"))
+        place.install("high")
+        await place.load("low")
+        await place.load("high", priority=1)
+        place.ledger.set_ceiling(cost)
+        for _ in range(2):
+            await place.cache._obey_ceiling()
+        assert place.loaded() == {"low", "high"}, "a short dip costs nobody"
+        await place.cache._obey_ceiling()
+        assert place.loaded() == {"high"}
+        refusal = place.cache.find("low")
+        assert isinstance(refusal, Refusal)
+        assert "the budget fell to" in refusal.detail
+        place.clock.ahead_ns += RETRY_NS
+        await place.until(lambda: place.status("low").detail.startswith("low/fp32 needs"))
+        assert place.loaded() == {"high"}, "coming back costs nobody else"
+        place.ledger.set_ceiling(2 * cost)
+        place.clock.ahead_ns += RETRY_NS
+        await place.until(lambda: place.loaded() == {"low", "high"})
+
+
+async def test_unloading_frees_the_memory_for_real(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("heavy", graphs.linear(2048, layers=4), peak_bytes=256 * MIB)
+        before = _anonymous_bytes(place)
+        model = await place.load("heavy")
+        [worker] = model.workers
+        assert _anonymous_bytes(place) - before > 60 * MIB, "it has weights of 64 MiB"
+        assert await place.cache.unload("heavy")
+        assert process_is_gone(worker.pid)
+        assert _anonymous_bytes(place) - before < MIB
+        assert place.ledger.snapshot().reserved_bytes == 0
+        assert not await place.cache.unload("nobody")
+
+
+# Which bundle, which variant
+
+
+async def test_a_variant_whose_instructions_are_missing_is_passed_over(place_of: OpenPlace) -> None:
+    async with place_of(cpu_flags={"avx2"}) as place:
+        variants = [variant("vnni", instruction_sets=["avx2", "avx512_vnni"]), variant("plain")]
+        place.install("echo", variants=variants)
+        assert (await place.load("echo")).variant.name == "plain"
+        with pytest.raises(ArtifactError, match=r"vnni: avx512_vnni.*rebuild it for this board"):
+            await place.cache.load(place.want("echo", variant="vnni"))
+        assert await place.ask("echo", 2.0) == 2.0, "what was loaded stays when what was asked for cannot be"
+        with pytest.raises(ArtifactError, match="has no variant 'fp64'; it has vnni, plain"):
+            await place.cache.load(place.want("echo", variant="fp64"))
+
+
+async def test_a_missing_bundle_says_what_there_is_and_how_to_add_it(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("echo")
+        with pytest.raises(ArtifactError, match=r"no bundle 'ghost'.*installed: echo.*edgeinfer bundle add"):
+            await place.load("ghost")
+        assert place.status("ghost").state == "missing"
+        answer = await place.ask("ghost")
+        assert isinstance(answer, Refusal)
+        assert answer.reason is Reason.MODEL_UNAVAILABLE
+        place.install("ghost")
+        place.clock.ahead_ns += RETRY_NS
+        await place.until(lambda: place.loaded() == {"ghost"})
+
+
+async def test_a_flipped_byte_is_found_before_it_is_loaded_and_healed_by_adding_again(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        installed = place.install("heavy", graphs.linear(64))
+        weights = installed.path / "model/fp32.onnx"
+        raw = bytearray(weights.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        weights.chmod(0o644)
+        weights.write_bytes(raw)
+        with pytest.raises(ArtifactError, match=r"model/fp32.onnx.*edgeinfer bundle add PATH"):
+            await place.load("heavy")
+        assert place.workers() == set()
+        assert place.status("heavy").state == "refused"
+        place.install("heavy", graphs.linear(64))
+        place.clock.ahead_ns += RETRY_NS
+        await place.until(lambda: place.loaded() == {"heavy"})
+
+
+async def test_a_new_version_takes_over_and_a_bad_one_does_not(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("echo")
+        section = place.want("echo")
+        first = await place.cache.load(section)
+        assert await place.cache.load(section) is first, "it is there as asked"
+        for version, graph in (("1.1.0", graphs.slow_loop()), ("1.2.0", graphs.identity())):
+            place.install("echo", graph, version=version)
+            if version == "1.1.0":  # its graph isn't what its manifest says
+                with pytest.raises(SessionError, match="contract_mismatch"):
+                    await place.cache.load(section)
+                assert place.status("echo").version == "1.0.0", "the version before came back"
+            else:
+                await place.cache.load(section)
+                assert place.status("echo").version == "1.2.0"
+            assert await place.ask("echo", 4.0) == 4.0
+            assert len(place.workers()) == 1
+        with pytest.raises(ArtifactError, match=r"no version 9\.9\.9; installed: 1\.0\.0, 1\.1\.0, 1\.2\.0 \(active\)"):
+            await place.load("echo", version="9.9.9")
+        assert await place.ask("echo", 5.0) == 5.0
+        pinned = place.cache.find("echo", "1.0.0")
+        assert isinstance(pinned, Refusal)
+        assert pinned.detail == "echo 1.0.0 is not loaded, 1.2.0 is"
+
+
+# Crashes
+
+
+async def test_a_model_that_keeps_crashing_is_quarantined_and_others_are_served(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("bad", variants=[variant("fp32"), variant("int8")])
+        place.install("good")
+        bad, good = await place.load("bad"), await place.load("good")
+        served = 0
+
+        async def keep_asking() -> None:
+            nonlocal served
+            while True:
+                assert await place.ask("good", 2.0, within_ms=2000) == 2.0
+                served += 1
+                await asyncio.sleep(0.01)
+
+        asking = asyncio.create_task(keep_asking())
+        await _crash_until(place, lambda: place.status("bad").variant == "int8")
+        assert [(note.variant, note.quarantined) for note in place.crashes] == [
+            ("fp32", False), ("fp32", False), ("fp32", True),
+        ]  # fmt: skip
+        assert "SIGSEGV" in place.crashes[0].detail
+        assert await place.ask("bad", 6.0) == 6.0, "the next variant has taken over"
+        await _crash_until(place, lambda: place.status("bad").state == "quarantined")
+        refusal = await place.ask("bad")
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is Reason.QUARANTINED
+        assert "load command" in refusal.detail
+        assert bad.reservation.size_bytes == 0
+        assert place.workers() == {worker.pid for worker in good.workers}
+        place.clock.ahead_ns += 10 * RETRY_NS
+        await asyncio.sleep(1.2)  # the next upkeep
+        assert place.status("bad").state == "quarantined", "it does not come back by itself"
+        await place.cache.load(place.want("bad"))
+        assert await place.ask("bad", 8.0) == 8.0
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        assert served > 20
+
+
+async def test_a_model_is_given_up_while_its_worker_is_being_replaced(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("heavy", graphs.linear(2048, layers=4), peak_bytes=256 * MIB)
+        model = await place.load("heavy")
+        os.kill(model.workers[0].pid, signal.SIGSEGV)
+        await place.until(lambda: place.status("heavy").state == "recovering")
+        answer = await place.ask("heavy")
+        assert isinstance(answer, Refusal)
+        assert "SIGSEGV" in answer.detail
+        await place.until(place.workers)
+        assert not model.workers, "it is still loading"
+        await place.cache.unload("heavy")
+        assert place.workers() == set()
+        assert place.ledger.snapshot().reserved_bytes == 0
+        await asyncio.sleep(0.3)
+        assert place.workers() == set()
+
+
+async def test_a_worker_that_does_not_stop_is_replaced_and_is_no_crash(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("loop", graphs.slow_loop(), LOOP)
+        model = await place.load("loop")
+        for _ in range(4):
+            pid = model.workers[0].pid
+            os.kill(pid, signal.SIGSTOP)  # it cannot hear that it is to stop
+            assert isinstance(await place.ask("loop", inputs={"n": np.array([1 << 40])}, within_ms=50), Expired)
+            await place.until(partial(_another_worker, model, pid))
+        assert place.crashes == []
+        assert await place.ask("loop", 1.0, inputs={"n": np.array([2])}) == 3.0
+
+
+async def test_a_zygote_that_dies_costs_no_request_and_no_restart_of_a_model(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("echo")
+        model = await place.load("echo")
+        zygote = place.nursery.snapshot().zygote_pid
+        assert zygote is not None
+        os.kill(zygote, signal.SIGKILL)
+        victim = model.workers[0].pid
+        os.kill(victim, signal.SIGKILL)
+        lost = await place.ask("echo", 8.0)
+        assert isinstance(lost, Failure)
+        assert "SIGKILL" in lost.detail, "it says what really happened"
+        await place.until(lambda: model.workers)
+        assert await place.ask("echo", 9.0) == 9.0
+        assert [note.quarantined for note in place.crashes] == [False]
+
+
+# On demand
+
+
+async def test_a_request_that_comes_too_soon_is_not_the_last(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("echo")
+        place.want("echo", preload=False)
+        assert isinstance(place.cache.find("echo"), int)
+        assert place.status("echo").state == "unloaded"
+        asking = asyncio.create_task(place.ask("echo", within_ms=5000))
+        await asyncio.sleep(0)
+        asking.cancel()
+        assert isinstance(await place.ask("echo", within_ms=1), Expired)
+        await place.until(place.loaded)
+        assert await place.ask("echo", 3.0, within_ms=500) == 3.0
+        await place.cache.unload("echo")
+        place.clock.ahead_ns += 10 * RETRY_NS
+        place.cache.demand("echo")
+        assert isinstance(await place.ask("echo"), Refusal), "what was unloaded by command stays out"
+        await place.cache.load(place.want("echo", preload=False))
+        assert await place.ask("echo", 4.0) == 4.0
+
+
+async def test_on_demand_models_take_turns_where_only_one_fits(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        cost = place.cost(place.install("a"))
+        place.install("b")
+        place.ledger.set_ceiling(cost)
+        for name in ("a", "b"):
+            place.want(name, preload=False)
+        for turn, name in enumerate(("a", "b", "a", "b")):
+            assert await place.ask(name, float(turn)) == float(turn)
+            assert place.loaded() == {name}
+
+
+async def test_an_on_demand_model_that_cannot_be_loaded_is_refused_and_tried_again_later(place_of: OpenPlace) -> None:
+    async with place_of(ceiling_bytes=MIB) as place:
+        place.install("echo")
+        place.want("echo", preload=False)
+        for _ in range(2):
+            answer = await place.ask("echo")
+            assert isinstance(answer, Refusal)
+            assert answer.reason is Reason.MEMORY
+            assert place.ledger.snapshot().refusals == 1, "the second is answered from what is known"
+        place.ledger.set_ceiling(64 * MIB)
+        place.clock.ahead_ns += RETRY_NS
+        assert await place.ask("echo", 3.0) == 3.0
+
+
+async def test_a_runtime_that_cannot_be_imported_is_a_reason_and_not_the_end(tmp_path: Path) -> None:
+    package = tmp_path / "python" / "onnxruntime"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
+    nursery = Nursery(environment={"PYTHONPATH": str(package.parent)})
+    snapshot = await nursery.start()
+    assert "SIGILL" in snapshot.reason
+    async with open_place(tmp_path, nursery) as place:
+        place.install("echo")
+        with pytest.raises(SessionError, match="runtime_unusable"):
+            await place.load("echo")
+        answer = await place.ask("echo")
+        assert isinstance(answer, Refusal)
+        assert answer.reason is Reason.RUNTIME_UNUSABLE
+        assert "SIGILL" in answer.detail
+        assert place.cache.installed("echo") is not None, "next door it may run"
+    await nursery.close()
+
+
+def _another_worker(model: ResidentModel, pid: int) -> bool:
+    return any(worker.pid != pid for worker in model.workers)
+
+
+async def _crash_until(place: Place, happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not happened():
+            resident = next((r for r in place.cache.residents() if r.section.name == "bad"), None)
+            if resident is not None and resident.workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(resident.workers[0].pid, signal.SIGSEGV)
+            await asyncio.sleep(0.02)
+
+
+def _anonymous_bytes(place: Place) -> int:
+    """Return the anonymous memory of all children, zombies excepted."""
+    total = 0
+    for pid in place.nursery.pids():
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Anonymous:"):
+                    total += int(line.split()[1]) * 1024
+    return total
