@@ -103,6 +103,20 @@ def test_the_outcome_comes_at_the_deadline_whatever_the_executor_does(ignores_ca
 
 
 @on_virtual_time()
+async def test_a_result_that_comes_after_its_request_has_ended_is_released_and_nobodys_answer(w: World) -> None:
+    w.keeps_results = True
+    w.scripts["late"] = Script(80 * MS, estimate=Estimate(10 * MS, 10 * MS), heeds_deadline=False)
+    late, following = w.submit("late", 50), w.submit("5ms", 200)
+    assert (await late.outcome()).kind is EXPIRED
+    outcome = await following.outcome()
+    assert outcome.kind is OK
+    assert outcome.latency_ns // MS == 85, "the core was taken until then"
+    assert w.local.leased == 1
+    assert outcome.result is not None
+    outcome.result.release()
+
+
+@on_virtual_time()
 async def test_a_request_that_comes_too_late_expires_at_once(w: World) -> None:
     outcome = await w.submit("5ms", -3).outcome()
     assert (outcome.kind, outcome.reason) == (EXPIRED, "queued")
@@ -316,6 +330,36 @@ async def test_what_next_door_refused_is_done_here_if_there_is_time(w: World) ->
     assert (outcome.kind, outcome.placement) == (OK, Placement.LOCAL)
 
 
+@on_virtual_time(nearby_ms=10)
+async def test_what_next_door_lost_starts_here_at_once_when_a_core_is_free(w: World) -> None:
+    """Its first run is still being cleaned up when the second begins: the two must not be confused."""
+    w.scripts["nearby 20ms"] = Script(3 * MS, ending=Failure("link_lost", "the broker is gone"), lanes=99)
+    w.scheduler.set_limits(limits(0.0, level=ThermalLevel.CRITICAL))
+    ticket = w.submit("20ms", 60)
+    await w.sleep(1)
+    w.scheduler.set_limits(limits())
+    outcome = await ticket.outcome()
+    assert (outcome.kind, outcome.placement) == (OK, Placement.LOCAL)
+    assert outcome.latency_ns // MS == 23
+
+
+@on_virtual_time(nearby_ms=10)
+async def test_an_old_frame_that_next_door_lost_does_not_come_back_behind_a_newer_one(w: World) -> None:
+    w.scripts["nearby 20ms"] = Script(35 * MS, ending=Failure("link_lost", "the broker is gone"), lanes=99)
+    w.scripts["sooner than it says"] = Script(30 * MS, estimate=Estimate(200 * MS, 200 * MS))
+    w.submit("sooner than it says", 900)
+    await w.sleep(1)
+    old = w.submit("20ms", 100, firm=False, stream="camera")
+    await w.sleep(1)
+    assert w.nearby is not None
+    w.nearby.unavailable = Refusal(Reason.MODEL_UNAVAILABLE, "the link is down")
+    w.submit("25ms", 240)
+    newer = w.submit("20ms", 300, firm=False, stream="camera")
+    outcome = await old.outcome()
+    assert (outcome.reason, outcome.latency_ns // MS) == ("link_lost", 35)
+    assert (await newer.outcome()).kind is OK
+
+
 @on_virtual_time(nearby_ms=20, nearby_slots=2)
 async def test_a_burst_is_bounded_by_what_next_door_takes_at_once(w: World) -> None:
     for _ in range(8):
@@ -385,10 +429,10 @@ def test_the_busy_share_over_any_second_stays_below_the_duty_cycle(duty_cycle: f
 
 @on_virtual_time()
 async def test_estimates_that_are_wrong_do_not_break_the_duty_cycle(w: World) -> None:
-    w.scripts["liar"] = Script(30 * MS, estimate=Estimate(3 * MS, 3 * MS))
     w.scheduler.set_limits(limits(0.3))
-    for _ in range(300):
-        w.submit("liar", 90, firm=False, stream="camera")
+    for index in range(300):  # each is another model: nothing can be learnt
+        w.scripts[f"liar {index}"] = Script(30 * MS, estimate=Estimate(3 * MS, 3 * MS))
+        w.submit(f"liar {index}", 90, firm=False, stream="camera")
         await w.sleep(10)
     await w.scheduler.drained()
     start_ns = w.local.runs[0].started_ns
