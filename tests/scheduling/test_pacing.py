@@ -34,6 +34,7 @@ def _busy(runs: list[tuple[int, int]], start_ns: int, end_ns: int) -> int:
     return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in runs)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.floats(0.05, 0.99),

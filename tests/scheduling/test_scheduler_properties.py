@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +98,7 @@ async def _play(w: World, steps: list[tuple[int, tuple[str, Any]]]) -> None:
         await ticket.outcome()
 
 
+@pytest.mark.slow
 @given(
     steps=st.lists(st.tuples(_pause, _anything), max_size=50),
     cores=st.integers(1, 3),
@@ -147,6 +149,7 @@ _honest = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     steps=st.lists(st.tuples(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 7]), _honest), min_size=8, max_size=60),
     cores=st.integers(1, 3),
