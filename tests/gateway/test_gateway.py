@@ -201,6 +201,9 @@ async def test_every_lease_is_given_back_once_even_when_nobody_reads() -> None:
     async with serving(ScriptedSubmit(large), bounds=Bounds(write_s=0.2)) as (gateway, path):
         async with calling(path) as caller:
             await caller.send("POST", "/v2/models/double/infer", body)
+            await _eventually(lambda: leases)
+            await asyncio.sleep(0.05)
+            assert not leases[0].released, "given back while the answer was still being sent"
             status, _, answer = await caller.receive()
             assert (status, len(answer) > 8 << 20) == (200, True)
         async with calling(path) as deaf:

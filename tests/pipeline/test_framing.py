@@ -23,15 +23,16 @@ from edgeinfer.pipeline.framing import (
 MOST = 1 << 16
 
 
-def _jpeg(seed: int, *, progressive: bool = False, thumbnail: bool = False) -> bytes:
+def _jpeg(seed: int, *, progressive: bool = False, thumbnail: bool = False, restarts: int = 0) -> bytes:
     out = io.BytesIO()
-    image = Image.frombytes("RGB", (16, 8), bytes((seed * 7 + index * index) % 256 for index in range(16 * 8 * 3)))
+    image = Image.frombytes("RGB", (64, 8), bytes((seed * 7 + index * index) % 256 for index in range(64 * 8 * 3)))
     extra = {"exif": b"Exif\0\0" + _jpeg(seed + 1)} if thumbnail else {}
-    image.save(out, "JPEG", progressive=progressive, quality=90, **extra)
+    image.save(out, "JPEG", progressive=progressive, quality=90, restart_marker_blocks=restarts, **extra)
     return out.getvalue()
 
 
-JPEGS = [_jpeg(1), _jpeg(2, progressive=True), _jpeg(3, thumbnail=True), _jpeg(4)]
+JPEGS = [_jpeg(1), _jpeg(2, progressive=True), _jpeg(3, thumbnail=True), _jpeg(4), _jpeg(5, restarts=1)]
+assert b"\xff\xd0" in JPEGS[-1], "the last one has restart markers inside its scan"
 
 
 def _chop(stream: bytes, cuts: list[int]) -> list[bytes]:
