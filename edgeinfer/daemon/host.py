@@ -108,7 +108,7 @@ class ModelHost:
             )  # fmt: skip
 
     async def preload(self) -> None:
-        """Load what shall be in memory from the start, the most important first; what can't be is told, the rest goes on.
+        """Load what shall be in memory from the start, the most important first; what can't be is told.
 
         Nobody gives way here to one that is not more important.
         """

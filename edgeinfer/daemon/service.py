@@ -7,6 +7,7 @@ preloaded model has been loaded or has been refused with a reason (docs/systemd.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Coroutine
@@ -19,6 +20,9 @@ from edgeinfer.daemon.lifecycle import cancel, drain, run_until_signal, until
 from edgeinfer.daemon.systemd import Notifier, Watchdog, extended_start
 
 _log = logging.getLogger(__name__)
+
+_LAST_WORDS_S = 1.0
+"""For callers who are slow to read the end of their request."""
 
 
 def run_device(config: DeviceConfig) -> int:
@@ -38,7 +42,7 @@ async def _serve(config: DeviceConfig, stop: asyncio.Event) -> None:
         async with device.host.running(), asyncio.TaskGroup() as group:
             async with extended_start(notifier, clock=clock):
                 await until(stop, device.host.start())
-                inner, loops = _start_tasks(device, group, notifier), list[asyncio.Task[None]]()
+                tasks, loops = _start_tasks(device, group, notifier), list[asyncio.Task[None]]()
                 await until(stop, device.gateway.listening.wait())
                 await until(stop, device.host.preload())
             if not stop.is_set():
@@ -49,39 +53,44 @@ async def _serve(config: DeviceConfig, stop: asyncio.Event) -> None:
                 device.publisher.wake()
                 await stop.wait()
             async with extended_start(notifier, clock=clock):
-                await _drain(device, notifier, loops)
-                await cancel(inner)
+                await _leave(device, notifier, loops, tasks)
     finally:
         device.close()
         notifier.close()
 
 
-def _start_tasks(device: Device, group: asyncio.TaskGroup, notifier: Notifier) -> list[asyncio.Task[None]]:
-    """Start everything but the loops; returned in the order in which they end."""
+def _start_tasks(device: Device, group: asyncio.TaskGroup, notifier: Notifier) -> dict[str, asyncio.Task[None]]:
+    """Start everything but the loops; returned by name, in the order in which they end."""
     watchdog = Watchdog(notifier, progress=lambda: device.scheduler.progress, clock=device.clock)
     tasks: list[tuple[str, Coroutine[Any, Any, None]]] = [
+        ("scheduler", device.scheduler.run()),
         ("gateway", device.gateway.run()),
         ("telemetry", device.publisher.run()),
         ("governor", device.governor.run()),
-        ("scheduler", device.scheduler.run()),
         ("model-cache", device.cache.run()),
         ("watchdog", watchdog.run()),
     ]
     if device.plane is not None:
-        tasks.insert(1, ("control", device.plane.run()))
+        tasks.insert(0, ("control", device.plane.run()))
     tasks += [(f"link[{link.name}]", link.run()) for link in device.links]
-    return [group.create_task(work, name=name) for name, work in tasks]
+    return {name: group.create_task(work, name=name) for name, work in tasks}
 
 
-async def _drain(device: Device, notifier: Notifier, loops: list[asyncio.Task[None]]) -> None:
-    """Take nothing new, finish what was admitted, say goodbye."""
+async def _leave(
+    device: Device, notifier: Notifier, loops: list[asyncio.Task[None]], tasks: dict[str, asyncio.Task[None]]
+) -> None:
+    """Take nothing new, finish what was admitted, tell everybody who waits, say goodbye."""
     device.phase = "draining"
     notifier.stopping("draining")
     device.scheduler.start_draining()
     await cancel(loops)
     await drain(device.scheduler, timeout_ns=device.config.scheduler.drain_timeout)
+    await cancel([tasks["scheduler"]])  # what still ran ends now, so that its callers can be told
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(device.gateway.settled(), _LAST_WORDS_S)
     device.phase = "stopping"
     device.publisher.farewell()
+    await cancel(list(tasks.values()))
 
 
 def _status(device: Device) -> str:

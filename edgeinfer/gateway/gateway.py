@@ -84,6 +84,9 @@ class Gateway:
         self._bounds = bounds or Bounds()
         self._bodies = BodyBytes(self._bounds.body_bytes_in_flight)
         self._open = 0
+        self._owed = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._numbers = itertools.count(1)
         self._submitted = 0
         self._abandoned = 0
@@ -92,6 +95,10 @@ class Gateway:
     def snapshot(self) -> GatewaySnapshot:
         """Return the counts so far."""
         return GatewaySnapshot(self._open, self._submitted, dict(self._refused), self._abandoned)
+
+    async def settled(self) -> None:
+        """Return once every request that was submitted has its reply on the wire: what a clean end waits for."""
+        await self._settled.wait()
 
     async def run(self) -> None:
         """Serve for ever; when cancelled, close every connection and remove the socket.
@@ -199,9 +206,16 @@ class Gateway:
             await self._refuse(connection, taken)
             return
         self._submitted += 1
-        outcome = await self._outcome(connection, self._submit(taken.request))
-        if outcome is not None:
-            await self._deliver(connection, outcome, taken)
+        self._owed += 1
+        self._settled.clear()
+        try:
+            outcome = await self._outcome(connection, self._submit(taken.request))
+            if outcome is not None:
+                await self._deliver(connection, outcome, taken)
+        finally:
+            self._owed -= 1
+            if not self._owed:
+                self._settled.set()
 
     async def _refuse(self, connection: Connection, refusal: Refusal) -> None:
         self._refused[refusal.reason.value] += 1
