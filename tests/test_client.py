@@ -211,8 +211,8 @@ def _served_once(answer: bytes, folder: Path) -> Path:
         with peer, listener:
             peer.recv(65536)
             peer.sendall(answer)
-            if not answer:
-                peer.recv(1)
+            while not answer and peer.recv(65536):
+                pass  # silent until the caller hangs up
 
     threading.Thread(target=serve, daemon=True).start()
     return path
