@@ -1,12 +1,14 @@
-"""What the device takes: memory of the whole service with the demo's models idle, and the size of the installation.
+"""What the device takes: memory of the whole service with idle models, and the size of the installation.
 
 Memory is the proportional set size (PSS) of the daemon, the zygote and the workers together, so that pages which they
-share count once; sampled after the models have answered once and the service has been idle for two seconds.
-Beside it stands what the same models take in one bare Python process each, with onnxruntime alone.
+share count once; sampled after the models have answered once and the service has been idle for two seconds. Beside it
+stands what the same models take in one bare Python process each, after one run, all of them alive at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,71 +17,84 @@ from pathlib import Path
 
 from edgeinfer.artifact.manifest import read_manifest
 from edgeinfer.sensors.process import process_memory, process_tree
+from edgeinfer_bench.bare import BareProcess, Feeds
 from edgeinfer_bench.record import Figure, Record
 from edgeinfer_bench.service import MODELS, Service
 
 _PROC = Path("/proc")
 _MIB = 1 << 20
+_SETTLE_S = 2.0
+_ROOT = Path(__file__).resolve().parents[2]
 
-_BARE = """
-import sys, numpy, onnxruntime as ort
-options = ort.SessionOptions()
-options.intra_op_num_threads = 1
-options.inter_op_num_threads = 1
-session = ort.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
-print("ready", flush=True)
-sys.stdin.read()
-"""
+_FEEDS: dict[str, Feeds] = {
+    "pp-ocr-det": {"image": ("uint8", (1, 768, 1024, 3))},
+    "silero-vad": {
+        "audio": ("float32", (1, 512)),
+        "context": ("float32", (1, 64)),
+        "state": ("float32", (2, 1, 128)),
+    },
+    "support-intent": {"text": ("str", (1,))},
+}
 
 
 def measure(bundles: Path) -> Record:
-    """Return the record; takes about a minute, most of it for the installation."""
+    """Return the record; takes about half a minute, most of it for the installation."""
+    digests = {model: read_manifest(bundles / model)[1] for model in MODELS}
+    return Record(
+        bench="footprint",
+        workload={
+            "models": digests,
+            "concurrency": 0,
+            "clock": "sampled once, two seconds after every model has answered once",
+        },
+        figures=[*_demo(bundles), _installed()],
+    )
+
+
+def _demo(bundles: Path) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="edgeinfer-bench-") as folder:
         service = Service(Path(folder), bundles)
         with service.running():
             service.warm_up()
-            time.sleep(2)
+            time.sleep(_SETTLE_S)
             pids = [process.pid for process in process_tree(_PROC, service.pid)]
-            total = process_memory(_PROC, pids)
-            daemon = process_memory(_PROC, [service.pid])
-    bare = sum(_bare_pss(bundles / model) for model in MODELS)
-    digests = {model: read_manifest(bundles / model)[1] for model in MODELS}
-    return Record(
-        bench="footprint",
-        workload={"models": digests, "concurrency": 0, "clock": "sampled once, two seconds after the last request"},
-        figures=[
-            Figure("footprint.total_pss_mb", total.pss_bytes / _MIB, "MiB", None, "lower",
-                   note=f"{len(pids)} processes: daemon, zygote, {len(pids) - 2} workers"),
-            Figure("footprint.daemon_pss_mb", daemon.pss_bytes / _MIB, "MiB", None, "lower"),
-            Figure("footprint.bare_pss_mb", bare / _MIB, "MiB", None, "lower", peer="bare onnxruntime",
-                   note="one Python process per model, session made, not run"),
-            Figure("footprint.install_mb", _install_bytes() / _MIB, "MiB", None, "lower",
-                   note="site-packages of the base install, without pip"),
-        ],
-    )  # fmt: skip
+            total, daemon = process_memory(_PROC, pids), process_memory(_PROC, [service.pid])
+            variants = service.variants()
+    files = {model: read_manifest(bundles / model)[0].variant(variants[model]).file for model in MODELS}
+    bare = _bare_pss_bytes([(bundles / model / file, _FEEDS[model]) for model, file in files.items()])
+    chosen = ", ".join(f"{model} {variant}" for model, variant in variants.items())
+    count = f"{len(pids)} processes: daemon, zygote, {len(pids) - 2} workers"
+    return [
+        _mib("footprint.total_pss_mb", total.pss_bytes, note=f"{count}; {chosen}"),
+        _mib("footprint.total_anonymous_mb", total.held_bytes, note="anonymous memory and slots"),
+        _mib("footprint.daemon_pss_mb", daemon.pss_bytes),
+        _mib("footprint.bare_pss_mb", bare, note="one bare Python process per model, together"),
+    ]
 
 
-def _bare_pss(bundle: Path) -> int:
-    manifest, _ = read_manifest(bundle)
-    argv = [sys.executable, "-c", _BARE, str(bundle / manifest.variants[0].file)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        if process.stdout.readline() != b"ready\n":
-            raise RuntimeError(f"{argv[-1]} does not load in a bare process")
-        pss = process_memory(_PROC, [process.pid]).pss_bytes
-        process.stdin.close()
-        process.wait(timeout=10)
-    return pss
+def _bare_pss_bytes(models: list[tuple[Path, Feeds]]) -> int:
+    """Return what bare processes, one per model and all alive, take together after one run each."""
+    with contextlib.ExitStack() as stack:
+        pids = [stack.enter_context(BareProcess.running(path, feeds)).pid for path, feeds in models]
+        time.sleep(_SETTLE_S)
+        return process_memory(_PROC, pids).pss_bytes
 
 
-def _install_bytes() -> int:
-    """Install the base into an empty environment, without any extra, and return its size on disk."""
-    root = Path(__file__).resolve().parents[2]
+def _installed() -> Figure:
+    """Install the base into an empty folder, without any extra, and take its size on disk."""
+    name, note = "footprint.install_mb", "site-packages of the base install, without compiled files"
     with tempfile.TemporaryDirectory(prefix="edgeinfer-install-") as folder:
-        target = Path(folder) / "site"
-        subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), str(root)],
-            check=True, timeout=600, cwd=folder,
-        )  # fmt: skip
-        return sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+        source, target = Path(folder) / "source", Path(folder) / "site"
+        # A copy, because building leaves its traces in the tree.
+        shutil.copytree(_ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
+        argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(target), str(source)]
+        done = subprocess.run(argv, check=False, timeout=300, cwd=folder, capture_output=True, text=True)
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+            return Figure(name, None, "MiB", None, "lower", note=f"pip could not install: {why}")
+        size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file() and not path.is_symlink())
+    return _mib(name, size, note=note)
+
+
+def _mib(name: str, size_bytes: int, *, goal: float | None = None, peer: str | None = None, note: str = "") -> Figure:
+    return Figure(name, size_bytes / _MIB, "MiB", goal, "lower", peer=peer, note=note)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -92,9 +91,9 @@ class Service:
         with Client(self.socket) as client:
             return client.status()
 
-    def records(self, name: str) -> list[dict[str, Any]]:
-        """Return the records of a JSON lines sink below `root`."""
-        return [json.loads(line) for line in (self.root / name).read_text(encoding="utf-8").splitlines()]
+    def variants(self) -> dict[str, str]:
+        """Return which variant of each model is loaded."""
+        return {model["name"]: model["variant"] for model in self.status()["state"]["models"]}
 
     def _wait_until_ready(self, timeout_s: float = 60.0) -> None:
         assert self._process is not None
