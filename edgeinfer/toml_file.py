@@ -92,6 +92,13 @@ def _strict_bool(value: Any, _: Any) -> bool:
     return value
 
 
+def _path(value: Any, _: Any) -> Path:
+    text = _strict_str(value, None)
+    if not text or "\0" in text:
+        raise ValueError(f"{value!r} is not a path")
+    return Path(text)
+
+
 def make_converter() -> cattrs.Converter:
     """Return a converter with our rules: nothing coerced, nothing unknown, every problem kept."""
     converter = cattrs.Converter(detailed_validation=True, forbid_extra_keys=True)
@@ -99,7 +106,7 @@ def make_converter() -> cattrs.Converter:
     converter.register_structure_hook(float, _strict_float)
     converter.register_structure_hook(str, _strict_str)
     converter.register_structure_hook(bool, _strict_bool)
-    converter.register_structure_hook(Path, lambda value, _: Path(_strict_str(value, None)))
+    converter.register_structure_hook(Path, _path)
     converter.register_structure_hook(Bytes, lambda value, _: parse_bytes(value))
     converter.register_structure_hook(Nanoseconds, lambda value, _: parse_nanoseconds(value))
     converter.register_structure_hook(MilliCelsius, lambda value, _: parse_milli_celsius(value))

@@ -72,7 +72,7 @@ class Device:
             config.model,
             config.scheduler,
             state_dir=config.paths.state_dir,
-            ceiling_bytes=config.memory.ceiling or self.board.memory.ceiling,
+            ceiling_bytes=self.board.memory.ceiling if config.memory.ceiling is None else config.memory.ceiling,
             reserve_bytes=self.board.memory.reserve if config.memory.reserve is None else config.memory.reserve,
             on_crash=self._note_crash,
             clock=clock,

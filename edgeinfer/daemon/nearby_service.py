@@ -56,7 +56,7 @@ class Nearby:
             config.model,
             config.scheduler,
             state_dir=config.state_dir,
-            ceiling_bytes=config.memory.ceiling or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            ceiling_bytes=_all_memory_bytes() if config.memory.ceiling is None else config.memory.ceiling,
             reserve_bytes=_DEFAULT_RESERVE_BYTES if config.memory.reserve is None else config.memory.reserve,
             on_crash=_tell_crash,
             clock=clock,
@@ -154,6 +154,10 @@ def _start_tasks(nearby: Nearby, group: asyncio.TaskGroup, notifier: Notifier) -
         ("watchdog", watchdog.run()),
     )
     return [group.create_task(work, name=name) for name, work in tasks]
+
+
+def _all_memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _tell_crash(note: CrashNote) -> None:

@@ -43,14 +43,14 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to answer, by draining
     channel: ProcessEnd[Fork, FromZygote] = ProcessEnd(socket.socket(fileno=fd), Fork)
     try:
-        ready = _import_runtime()
-    except Exception as error:  # noqa: BLE001 - a broken native package raises whatever it likes at import
-        channel.send(ZygoteFailed(f"importing onnxruntime failed: {type(error).__name__}: {error}"[:2000]))
-        return _EXIT_RUNTIME_UNUSABLE
-    gc.collect()
-    gc.freeze()  # workers share these pages as long as nobody, the collector included, writes to them
-    channel.send(ready)
-    try:
+        try:
+            ready = _import_runtime()
+        except Exception as error:  # noqa: BLE001 - a broken native package raises whatever it likes at import
+            channel.send(ZygoteFailed(f"importing onnxruntime failed: {type(error).__name__}: {error}"[:2000]))
+            return _EXIT_RUNTIME_UNUSABLE
+        gc.collect()
+        gc.freeze()  # workers share these pages as long as nobody, the collector included, writes to them
+        channel.send(ready)
         while True:
             request, fds = channel.receive()
             with socket.socket(fileno=fds[0]) as worker_end:
