@@ -36,7 +36,8 @@ class Display:
     """Draws views; a context manager."""
 
     def __init__(self) -> None:
-        self.console = Console()
+        probe = Console()
+        self.console = probe if probe.is_terminal else Console(width=120)
         self._live = Live(console=self.console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:

@@ -7,6 +7,8 @@ import itertools
 from collections import deque
 from typing import Any
 
+import msgspec
+
 from edgeinfer.client import Client
 from edgeinfer.clock import MonotonicClock
 from edgeinfer.config import BrokerSection
@@ -36,10 +38,11 @@ class Observer:
         )
         self.events: list[envelope.Event] = []
         self.recent: deque[str] = deque(maxlen=8)
-        self.state: envelope.State | None = None
+        self.report: dict[str, Any] | None = None
+        """The newest report that came over MQTT: at the end, the one that the device left with."""
         self.online = False
         self.link.subscribe(self._topics.status, self._on_status)
-        self.link.subscribe(self._topics.state, self._on_state)
+        self.link.subscribe(self._topics.report, self._on_report)
         self.link.subscribe(self._topics.event("x").removesuffix("x") + "+", self._on_event)
         self.link.subscribe(self._reply_topic, self._on_reply)
 
@@ -82,8 +85,8 @@ class Observer:
     def _on_status(self, message: Message) -> None:
         self.online = envelope.decode(message.payload, envelope.Status).online
 
-    def _on_state(self, message: Message) -> None:
-        self.state = envelope.decode(message.payload, envelope.State)
+    def _on_report(self, message: Message) -> None:
+        self.report = msgspec.to_builtins(envelope.decode(message.payload, envelope.Report))
 
     def _on_event(self, message: Message) -> None:
         event = envelope.decode(message.payload, envelope.Event)

@@ -191,21 +191,13 @@ class World:
         """Start the device daemon."""
         self.daemon = self._start("daemon", [*_edgeinfer(), "run", "--config", str(self.root / "device.toml")])
 
+    def stop_services(self) -> dict[str, int | None]:
+        """End the daemon and the nearby service, politely first; return their exit status, None for a killed one."""
+        return _end({"daemon": self.daemon, "nearby": self.nearby})
+
     def stop(self) -> dict[str, int | None]:
-        """End everything, politely first, and return the exit status of each process."""
-        ended: dict[str, int | None] = {}
-        for name, process in (("daemon", self.daemon), ("nearby", self.nearby), ("mosquitto", self.broker)):
-            if process is None:
-                continue
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            try:
-                ended[name] = process.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout=5)
-                ended[name] = None
-        return ended
+        """End everything; as `stop_services`."""
+        return self.stop_services() | _end({"mosquitto": self.broker})
 
     def log(self, name: str) -> Path:
         """Return the file that holds what a process wrote."""
@@ -219,6 +211,22 @@ class World:
         done = subprocess.run([*_edgeinfer(), *args], capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != 0:
             raise LinkError(f"edgeinfer {' '.join(args)} ended with {done.returncode}: {done.stderr.strip()}")
+
+
+def _end(processes: dict[str, subprocess.Popen[bytes] | None]) -> dict[str, int | None]:
+    ended: dict[str, int | None] = {}
+    for name, process in processes.items():
+        if process is None:
+            continue
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            ended[name] = process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=5)
+            ended[name] = None
+    return ended
 
 
 @contextlib.contextmanager
