@@ -282,9 +282,7 @@ def _take(tensors: list[Tensor], body: bytes | memoryview, role: str) -> tuple[b
         elif size is None:
             raise ProtocolError(f"{role} {tensor.name!r} has neither data nor parameters.binary_data_size")
         elif size < 0 or at + size > len(view):
-            raise ProtocolError(
-                f"{role} {tensor.name!r} announces {size} bytes, {len(view) - at} are left in the body"
-            )
+            raise ProtocolError(f"{role} {tensor.name!r} announces {size} bytes, {len(view) - at} are left in the body")
         else:
             raw = view[at : at + size]
             at += size
@@ -328,9 +326,7 @@ def _from_json(tensor: Tensor, count: int, role: str) -> bytes:
     try:
         flat = msgspec.convert(_flatten(tensor.data), list[kind])
         if len(flat) != count:
-            raise ProtocolError(
-                f"{role} {tensor.name!r} of shape {tensor.shape} has {len(flat)} elements, not {count}"
-            )
+            raise ProtocolError(f"{role} {tensor.name!r} of shape {tensor.shape} has {len(flat)} elements, not {count}")
         if tensor.datatype == "BYTES":
             return b"".join(bytes_element(item.encode()) for item in flat)
         if tensor.datatype == "BOOL":

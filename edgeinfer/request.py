@@ -235,9 +235,7 @@ class Outcome:
         return self.kind is OutcomeKind.OK
 
 
-def conclude(
-    request: InferRequest, ending: Ending, *, now_ns: int, placement: Placement = Placement.NONE
-) -> Outcome:
+def conclude(request: InferRequest, ending: Ending, *, now_ns: int, placement: Placement = Placement.NONE) -> Outcome:
     """Make the outcome of `request`: the only place where one is made.
 
     A result after the total deadline is `late` when the caller accepts that, else `expired`, and then its

@@ -161,4 +161,3 @@ def _problems(error: BaseException, path: str = "") -> list[Problem]:
     if isinstance(error, ConfigError):
         return [Problem(f"{path}.{problem.path}".strip("."), problem.message) for problem in error.problems]
     return [Problem(path, str(error) or type(error).__name__)]
-
