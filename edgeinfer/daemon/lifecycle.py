@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 from collections.abc import Callable, Coroutine
@@ -73,8 +72,9 @@ async def drain(scheduler: Scheduler, *, timeout_ns: int) -> None:
 
 
 async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    """Cancel tasks one after the other, each having ended before the next."""
+    """Cancel tasks one after the other, each having ended before the next; raises what one of them failed with."""
     for task in tasks:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
