@@ -122,7 +122,8 @@ class ModelCache:
         if resident is None:
             if not wanted.section.preload and wanted.may_load(self._clock.now_ns()):
                 return wanted.load_guess_ns
-            return wanted.refusal or Refusal(Reason.MODEL_UNAVAILABLE, f"{name} is not loaded yet")
+            busy = "is being loaded" if wanted.loading else "is not loaded yet"
+            return wanted.refusal or Refusal(Reason.MODEL_UNAVAILABLE, f"{name} {busy}")
         if version and resident.manifest.version != version:
             text = f"{name} {version} is not loaded, {resident.manifest.version} is"
             return Refusal(Reason.MODEL_UNAVAILABLE, text)
@@ -314,7 +315,7 @@ class ModelCache:
         try:
             async with self._loading:
                 if wanted.may_load(self._clock.now_ns()):
-                    await self._load(wanted, wanted.section, spare_equals=spare_equals)
+                    await self._load(wanted, wanted.latest or wanted.section, spare_equals=spare_equals)
         except EdgeInferError as error:
             if told is None or wanted.refusal is None or told.reason is not wanted.refusal.reason:
                 _log.error("not loaded model=%s error=%s", wanted.section.name, error)

@@ -44,6 +44,9 @@ class WantedModel:
     """A model of the configuration, resident or not. Written by the cache only."""
 
     section: ModelSection
+    """As it is configured."""
+    latest: ModelSection | None = None
+    """As it was last in memory, when a command asked for another version."""
     installed: Installed | None = None
     """The bundle that its name means, known also while it isn't resident: next door the same one may run."""
     resident: ResidentModel | None = None
@@ -76,7 +79,7 @@ class WantedModel:
 
     def admit(self, resident: ResidentModel) -> None:
         """Note that it is in memory."""
-        self.resident, self.section, self.installed = resident, resident.section, resident.installed
+        self.resident, self.latest, self.installed = resident, resident.section, resident.installed
         self.refusal, self.retry_ns, self.missing, self.unloaded = None, None, False, False
         self.load_guess_ns = resident.load_ns + NS_PER_S // 5
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -242,6 +243,12 @@ async def test_a_new_version_takes_over_and_a_bad_one_does_not(place_of: OpenPla
         pinned = place.cache.find("echo", "1.0.0")
         assert isinstance(pinned, Refusal)
         assert pinned.detail == "echo 1.0.0 is not loaded, 1.2.0 is"
+        await place.cache.load(replace(section, version="1.0.0"))
+        assert place.status("echo").version == "1.0.0"
+        configured = place.cache.section("echo")
+        assert configured == section, "what a command asks for does not change what is configured"
+        await place.cache.load(configured)
+        assert place.status("echo").version == "1.2.0"
 
 
 # Crashes
