@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 from pathlib import Path
 
 from edgeinfer_bench.record import read_records, write_record
 from edgeinfer_bench.show import show
 
-BENCHES = ("overhead", "footprint")
+BENCHES = ("overhead", "footprint", "kill", "start")
 
 
 def main() -> int:
@@ -22,6 +23,7 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.names) - set(BENCHES):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}")
+    logging.basicConfig(level=logging.ERROR)  # what is killed and restarted on purpose is no news
     if args.verb == "run":
         for name in args.names or BENCHES:
             record = importlib.import_module(f"edgeinfer_bench.{name}").measure(args.bundles.resolve())

@@ -19,7 +19,7 @@ from edgeinfer.artifact.manifest import read_manifest
 from edgeinfer.sensors.process import process_memory, process_tree
 from edgeinfer_bench.bare import BareProcess, Feeds
 from edgeinfer_bench.record import Figure, Record
-from edgeinfer_bench.service import MODELS, Service
+from edgeinfer_bench.service import DEMO_MODELS, Service, warm_up_demo
 
 _PROC = Path("/proc")
 _MIB = 1 << 20
@@ -39,7 +39,7 @@ _FEEDS: dict[str, Feeds] = {
 
 def measure(bundles: Path) -> Record:
     """Return the record; takes about half a minute, most of it for the installation."""
-    digests = {model: read_manifest(bundles / model)[1] for model in MODELS}
+    digests = {model: read_manifest(bundles / model)[1] for model in DEMO_MODELS}
     return Record(
         bench="footprint",
         workload={
@@ -53,14 +53,14 @@ def measure(bundles: Path) -> Record:
 
 def _demo(bundles: Path) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="edgeinfer-bench-") as folder:
-        service = Service(Path(folder), bundles)
+        service = Service(Path(folder), [bundles / model for model in DEMO_MODELS])
         with service.running():
-            service.warm_up()
+            warm_up_demo(service)
             time.sleep(_SETTLE_S)
             pids = [process.pid for process in process_tree(_PROC, service.pid)]
             total, daemon = process_memory(_PROC, pids), process_memory(_PROC, [service.pid])
             variants = service.variants()
-    files = {model: read_manifest(bundles / model)[0].variant(variants[model]).file for model in MODELS}
+    files = {model: read_manifest(bundles / model)[0].variant(variants[model]).file for model in DEMO_MODELS}
     bare = _bare_pss_bytes([(bundles / model / file, _FEEDS[model]) for model, file in files.items()])
     chosen = ", ".join(f"{model} {variant}" for model, variant in variants.items())
     count = f"{len(pids)} processes: daemon, zygote, {len(pids) - 2} workers"

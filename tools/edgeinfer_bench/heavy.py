@@ -47,7 +47,7 @@ def measure_heavy(bundles: Path) -> tuple[dict[str, str], list[Figure]]:
         root = Path(folder)
         frames = write_samples(_RECIPE, root / "frames")
         os.mkfifo(root / "camera")
-        service = Service(root, bundles, models=(MODEL,), extra_config=_LOOP.format(root=root))
+        service = Service(root, [bundles / MODEL], extra_config=_LOOP.format(root=root))
         with service.running(), (root / "camera").open("wb", buffering=0) as camera:
             loop = _Loop(root / "heavy.jsonl", camera.fileno())
             variant = loop.send(frames[0])["variant"]

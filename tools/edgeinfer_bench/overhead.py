@@ -1,23 +1,26 @@
-"""What the way through the runtime costs: the heavy loop, beside raw `session.run`."""
+"""What the way through the runtime costs, beside raw `session.run`: single requests, and the heavy loop."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from edgeinfer_bench.calls import measure_calls
 from edgeinfer_bench.heavy import measure_heavy
 from edgeinfer_bench.record import Record
 
 
 def measure(bundles: Path) -> Record:
-    """Return the record; takes about a minute."""
-    digests, figures = measure_heavy(bundles)
+    """Return the record; takes about a minute and a half."""
+    made, calls = measure_calls()
+    digests, heavy = measure_heavy(bundles)
     return Record(
         bench="overhead",
         workload={
-            "models": digests,
+            "models": {**made, **digests},
             "threads": 1,
             "concurrency": 1,
-            "clock": "loop: the frame's bytes are in the daemon, to the result handed to the sink; raw: session.run",
+            "clock": "local: submit to outcome; socket: the client's call; "
+            "heavy loop: the frame's bytes are in the daemon, to the result handed to the sink; raw: session.run",
         },
-        figures=figures,
+        figures=[*calls, *heavy],
     )

@@ -73,6 +73,8 @@ def machine() -> dict[str, Any]:
         "memory_mib": memory_kib // 1024,
         "kernel": platform.release(),
         "python": sys.version.split()[0],
+        "load_average": round(os.getloadavg()[0], 2),
+        "nice": os.nice(0),
     }
 
 
