@@ -102,6 +102,26 @@ def test_it_survives_its_zygote_and_its_workers(folder: Path, store: Path) -> No
         assert daemon.stop()[0] == 0
 
 
+def test_a_caller_is_told_when_the_state_of_its_sequence_was_lost(folder: Path, store: Path) -> None:
+    with device(folder, store, '[[model]]\nname = "silero-vad"\n') as daemon:
+        daemon.ready()
+
+        def ask(**options: Any) -> Any:
+            with daemon.client() as client:
+                [audio] = client.model("silero-vad")["inputs"]
+                silence = {audio["name"]: [[0.0] * 512]}
+                return client.infer("silero-vad", silence, deadline_ms=5000, sequence_id="mic", **options)
+
+        assert "state_reset" not in ask(sequence_start=True).parameters
+        assert "state_reset" not in ask().parameters
+        [worker] = set(daemon.children()) - {daemon.zygote()}
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: worker not in daemon.children() and len(daemon.children()) == 2, "another worker")
+        wait_until(lambda: daemon.model_state("silero-vad") == "loaded", "it is loaded again")
+        assert ask().parameters["state_reset"] is True
+        assert "state_reset" not in ask().parameters
+
+
 # Draining
 
 
