@@ -6,6 +6,7 @@ Puts store, zygote, memory budget, ledger and model cache together, and takes th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -49,7 +50,6 @@ class ModelHost:
         Raises:
             ConfigError: the CPUs that were asked for may not be used here.
         """
-        self._sections = sections
         self.storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
         """The one thread of the service that reads and writes disks."""
         self.store = BundleStore(state_dir)
@@ -75,7 +75,8 @@ class ModelHost:
             storage=self.storage,
         )
         self.cache = ModelCache(loader, self.ledger, clock=clock, on_crash=on_crash)
-        for section in sections:
+        self._sections = [_within(section, self.cores) for section in sections]
+        for section in self._sections:
             self.cache.want(section)
         for problem in self.store.problems():
             _log.error("store %s", problem)
@@ -119,6 +120,16 @@ class ModelHost:
                 await self.cache.load(section, spare_equals=True)
             except EdgeInferError as error:
                 _log.error("not loaded model=%s error=%s", section.name, error)
+
+
+def _within(section: ModelSection, cores: int) -> ModelSection:
+    """Return the section with no more threads than there are cores: more only get into each other's way."""
+    if section.threads <= cores:
+        return section
+    _log.warning(
+        "threads model=%s configured=%d used=%d: so many cores may be used", section.name, section.threads, cores
+    )
+    return dataclasses.replace(section, threads=cores)
 
 
 def _choose_cpus(scheduler: SchedulerSection, sys_root: Path, proc_root: Path) -> frozenset[int]:
