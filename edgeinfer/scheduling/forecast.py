@@ -5,7 +5,9 @@ scheduler (what starts now?) and shedding (what can't be kept any more?), so tha
 
 The rule it foretells is the scheduler's: earliest deadline first, nothing that started is interrupted, cores are the
 resource. A request whose model has all its lanes busy lets others pass, and then takes the core that its lane frees;
-a request that needs more cores than are free lets nobody pass. Under pacing starts keep the order of the queue.
+a request that needs more cores than are free lets nobody pass. Under pacing starts keep the order of the queue, but for
+small runs: they may go first on the express lane, and on a core that whoever is in front of them leaves idle meanwhile,
+if they are done by then.
 """
 
 from __future__ import annotations
@@ -110,38 +112,94 @@ def forecast(jobs: Sequence[Job], machine: Machine, now_ns: int) -> list[Expecta
 
     Where pacing forbids all local work, every start is beyond any deadline.
     """
-    free = _free_cores(machine, now_ns)
-    lanes: dict[ModelKey, list[tuple[int, float]]] = {}
-    for run in machine.running:
-        insort(lanes.setdefault(run.key, []), (max(now_ns, run.end_ns), (MARGIN * run.spread_ns) ** 2))
-    loading: set[ModelKey] = set()
-    pace = machine.pace
-    expected = []
-    for job in jobs:
-        cores = max(1, min(job.cores, machine.cores))
-        start_ns, variance = free[cores - 1]
-        lane = lanes.setdefault(job.key, [])
-        if len(lane) >= job.lanes and lane[-job.lanes][0] > start_ns:
-            start_ns, variance = lane[-job.lanes]
-        if pace.limited:
-            ready_ns = pace.ready_ns(job.p50_ns * cores, max(start_ns, pace.at_ns))
-            start_ns = _NEVER_NS if ready_ns is None else ready_ns
-            pace = pace.spent(job.p50_ns * cores, start_ns)
+    plan = _Plan(machine, now_ns)
+    return [plan.place(job) for job in jobs]
+
+
+@dataclass(slots=True)
+class _Gap:
+    """Time in which a core is idle although somebody waits for it, whom pacing holds back."""
+
+    begin_ns: int
+    end_ns: int
+    variance: float
+
+
+class _Plan:
+    """What is taken by the jobs that were placed so far."""
+
+    def __init__(self, machine: Machine, now_ns: int) -> None:
+        self._cores = machine.cores
+        self._now_ns = now_ns
+        self._free = _free_cores(machine, now_ns)
+        self._gaps: list[_Gap] = []
+        self._lanes: dict[ModelKey, list[tuple[int, float]]] = {}
+        for run in machine.running:
+            insort(self._lanes.setdefault(run.key, []), (max(now_ns, run.end_ns), (MARGIN * run.spread_ns) ** 2))
+        self._loading: set[ModelKey] = set()
+        self._pace = machine.pace
+        self._worst = machine.pace.worst()
+
+    def place(self, job: Job) -> Expectation:
+        """Take what `job` needs, as early as it may."""
+        cores = max(1, min(job.cores, self._cores))
+        cost = job.p50_ns * cores
         run_ns = job.p50_ns
-        if job.wait_ns and job.key not in loading:
-            loading.add(job.key)
+        if job.wait_ns and job.key not in self._loading:
+            self._loading.add(job.key)
             run_ns += job.wait_ns
+        lane = self._lanes.setdefault(job.key, [])
+        lane_free = lane[-job.lanes] if len(lane) >= job.lanes else (self._now_ns, 0.0)
+        ready_ns, variance = max(self._free[cores - 1], lane_free)
+        start_ns = ready_ns
+        if self._pace.limited:
+            may_ns = self._pace.ready_ns(cost, ready_ns)
+            start_ns = _NEVER_NS if may_ns is None else may_ns
+        gap = self._gap(cores, cost, run_ns, lane_free[0], start_ns)
+        if gap is not None:
+            variance = max(gap.variance, lane_free[1])
+            start_ns = self._pace.express.ready_ns(cost, max(gap.begin_ns, lane_free[0]))
         finish_ns = start_ns + run_ns
         spread_ns = job.p99_ns - job.p50_ns
-        expected.append(Expectation(start_ns, finish_ns, finish_ns + round((variance + spread_ns**2) ** 0.5)))
-        variance += (MARGIN * spread_ns) ** 2
-        # The cores that came free last are taken, so that the others stay open to whoever may pass.
-        last = bisect_right(free, (start_ns, math.inf))
-        del free[last - cores : last]
+        finish_p99_ns = finish_ns + self._charge(cost, start_ns) + round((variance + spread_ns**2) ** 0.5)
+        taken = finish_ns, variance + (MARGIN * spread_ns) ** 2
+        insort(lane, taken)
+        if gap is not None:
+            gap.begin_ns, gap.variance = taken
+        else:
+            self._take_cores(cores, ready_ns, start_ns, taken)
+        return Expectation(start_ns, finish_ns, finish_p99_ns)
+
+    def _gap(self, cores: int, cost: float, run_ns: int, lane_ns: int, before_ns: int) -> _Gap | None:
+        """Return the idle time in which a small run fits out of its turn, when it begins earlier than `before_ns`."""
+        if not self._gaps or cores > 1 or not self._pace.is_small(cost):
+            return None
+        for gap in self._gaps:
+            start_ns = self._pace.express.ready_ns(cost, max(gap.begin_ns, lane_ns))
+            if start_ns < before_ns and start_ns + run_ns <= gap.end_ns:
+                return gap
+        return None
+
+    def _charge(self, cost: float, start_ns: int) -> int:
+        """Take the cost of a run, and return by how much express runs may still delay it."""
+        if self._pace.by_express(cost, start_ns):
+            self._pace = self._pace.spent(cost, start_ns, express=True)
+            return 0
+        self._pace = self._pace.spent(cost, start_ns)
+        if not self._pace.limited or self._pace.stopped:
+            return 0
+        worst_ns = self._worst.ready_ns(cost, start_ns)
+        self._worst = self._worst.spent(cost, worst_ns)
+        return worst_ns - start_ns
+
+    def _take_cores(self, cores: int, ready_ns: int, start_ns: int, taken: tuple[int, float]) -> None:
+        """Take those that come free last, so that the others stay open to whoever may pass."""
+        last = bisect_right(self._free, (start_ns, math.inf))
+        if start_ns > ready_ns:
+            self._gaps += [_Gap(ready_ns, start_ns, variance) for _, variance in self._free[last - cores : last]]
+        del self._free[last - cores : last]
         for _ in range(cores):
-            insort(free, (finish_ns, variance))
-        insort(lane, (finish_ns, variance))
-    return expected
+            insort(self._free, taken)
 
 
 def _free_cores(machine: Machine, now_ns: int) -> list[tuple[int, float]]:

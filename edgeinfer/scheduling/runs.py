@@ -43,6 +43,8 @@ class Run:
     cores: int
     """Cores of this machine that it takes; 0 next door."""
     slowdown: float
+    express: bool
+    """Whether its core-time is also taken from what small runs may use before their turn."""
     started_ns: int
     released: bool = False
     task: asyncio.Task[None] = field(init=False)
@@ -134,16 +136,19 @@ class Runs:
         """Hand a request to an executor."""
         request, placement = ticket.request, executor.placement
         local = placement is Placement.LOCAL
+        cores = max(1, min(estimate.cores, self.cores)) if local else 0
+        cost = estimate.p50_ns * cores
         run = Run(
             ticket=ticket,
             placement=placement,
             key=model_key(request),
             estimate=estimate,
-            cores=max(1, min(estimate.cores, self.cores)) if local else 0,
+            cores=cores,
             slowdown=slowdown(estimate.cores, self.cores) if local else 1.0,
+            express=local and self._pace.by_express(cost, now_ns),
             started_ns=now_ns,
         )
-        self._pace = self._pace.spent(estimate.p50_ns * run.cores, now_ns)
+        self._pace = self._pace.spent(cost, now_ns, express=run.express)
         ticket.stage = Stage.RUNNING
         self._runs[request.id] = run
         run.task = group.create_task(self._execute(executor, run), name=f"{placement}[{request.id}]")
@@ -195,7 +200,7 @@ class Runs:
         run.alarm.cancel()
         del self._runs[run.ticket.request.id]
         beyond_ns = now_ns - run.started_ns - run.estimate.p50_ns
-        self._pace = self._pace.spent(beyond_ns * run.cores, now_ns)
+        self._pace = self._pace.spent(beyond_ns * run.cores, now_ns, express=run.express)
         self._changed()
 
     def _let_go(self, run: Run, task: asyncio.Task[None]) -> None:
