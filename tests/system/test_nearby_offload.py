@@ -136,6 +136,19 @@ def test_without_a_usable_runtime_everything_goes_next_door(
         assert daemon.stop()[0] == 0
 
 
+def test_a_nearby_service_loads_on_demand_too(tmp_path: Path, store: Path, broker: Broker) -> None:
+    with NearbyProgram(tmp_path / "hall", link_to(broker) + models("support-intent") + "preload = false\n") as nearby:
+        give_bundles(nearby, store)
+        nearby.ready()
+        assert len(nearby.children()) == 1, "only the zygote"
+        with device(tmp_path, store, broker, models("support-intent") + '[memory]\nceiling = "1 MiB"\n') as daemon:
+            daemon.ready()
+            wait_for_peer(daemon)
+            assert daemon.ask(scope="site", deadline_ms=10_000).where == "hall"
+            assert len(nearby.children()) == 2
+            assert daemon.ask(scope="site", deadline_ms=1000).where == "hall"
+
+
 def test_a_nearby_service_says_what_is_wrong(tmp_path: Path, store: Path, broker: Broker) -> None:
     with NearbyProgram(tmp_path / "hall", models("support-intent")) as nearby:
         nearby.start()
