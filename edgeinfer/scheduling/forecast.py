@@ -151,14 +151,15 @@ class _Plan:
         lane = self._lanes.setdefault(job.key, [])
         lane_free = lane[-job.lanes] if len(lane) >= job.lanes else (self._now_ns, 0.0)
         ready_ns, variance = max(self._free[cores - 1], lane_free)
-        start_ns = ready_ns
+        start_ns, gap = ready_ns, None
         if self._pace.limited:
             may_ns = self._pace.ready_ns(cost, ready_ns)
             start_ns = _NEVER_NS if may_ns is None else may_ns
-        gap = self._gap(cores, cost, run_ns, lane_free[0], start_ns)
-        if gap is not None:
-            variance = max(gap.variance, lane_free[1])
-            start_ns = self._pace.express.ready_ns(cost, max(gap.begin_ns, lane_free[0]))
+            if self._gaps and cores == 1 and self._pace.is_small(cost):
+                first_ns = self._pace.express.ready_ns(cost, lane_free[0])
+                gap = self._gap(first_ns, run_ns, start_ns)
+                if gap is not None:
+                    start_ns, variance = max(gap.begin_ns, first_ns), max(gap.variance, lane_free[1])
         finish_ns = start_ns + run_ns
         spread_ns = job.p99_ns - job.p50_ns
         finish_p99_ns = finish_ns + self._charge(cost, start_ns) + round((variance + spread_ns**2) ** 0.5)
@@ -170,23 +171,21 @@ class _Plan:
             self._take_cores(cores, ready_ns, start_ns, taken)
         return Expectation(start_ns, finish_ns, finish_p99_ns)
 
-    def _gap(self, cores: int, cost: float, run_ns: int, lane_ns: int, before_ns: int) -> _Gap | None:
-        """Return the idle time in which a small run fits out of its turn, when it begins earlier than `before_ns`."""
-        if not self._gaps or cores > 1 or not self._pace.is_small(cost):
-            return None
+    def _gap(self, first_ns: int, run_ns: int, before_ns: int) -> _Gap | None:
+        """Return idle time for a run that may start at `first_ns`; None when it could not begin before `before_ns`."""
         for gap in self._gaps:
-            start_ns = self._pace.express.ready_ns(cost, max(gap.begin_ns, lane_ns))
+            start_ns = max(gap.begin_ns, first_ns)
             if start_ns < before_ns and start_ns + run_ns <= gap.end_ns:
                 return gap
         return None
 
     def _charge(self, cost: float, start_ns: int) -> int:
-        """Take the cost of a run, and return by how much express runs may still delay it."""
-        if self._pace.by_express(cost, start_ns):
-            self._pace = self._pace.spent(cost, start_ns, express=True)
-            return 0
-        self._pace = self._pace.spent(cost, start_ns)
+        """Take the cost of a run, and return by how much small runs to come may still delay it."""
         if not self._pace.limited or self._pace.stopped:
+            return 0
+        express = self._pace.by_express(cost, start_ns)
+        self._pace = self._pace.spent(cost, start_ns, express=express)
+        if express:
             return 0
         worst_ns = self._worst.ready_ns(cost, start_ns)
         self._worst = self._worst.spent(cost, worst_ns)

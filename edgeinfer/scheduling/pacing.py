@@ -75,7 +75,7 @@ class Bucket:
     def spent(self, cost: float, now_ns: int) -> Bucket:
         """Return the bucket after `cost` was used at `now_ns`; a negative cost gives back what was not used."""
         at_ns = max(now_ns, self.at_ns)
-        return replace(self, level=min(self.capacity, self.level_at(at_ns) - cost), at_ns=at_ns)
+        return Bucket(self.rate, self.capacity, min(self.capacity, self.level_at(at_ns) - cost), at_ns)
 
     def refitted(self, *, rate: float, capacity: float, now_ns: int) -> Bucket:
         """Return the bucket with another rate and capacity: what was saved shrinks with it, a debt stays."""
@@ -122,11 +122,8 @@ class Pace:
         """Return the pace after `cost` was used at `now_ns`; a negative cost gives back what was not used."""
         if not self.limited:
             return self
-        return replace(
-            self,
-            budget=self.budget.spent(cost, now_ns),
-            express=self.express.spent(cost, now_ns) if express else self.express,
-        )
+        lane = self.express.spent(cost, now_ns) if express else self.express
+        return Pace(self.limited, self.budget.spent(cost, now_ns), lane)
 
     def worst(self) -> Bucket:
         """Return what is left in turn if small runs use all that they may: promises are made with that."""

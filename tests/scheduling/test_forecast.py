@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeinfer.scheduling.forecast import Job, Machine, forecast, meets, occupied
-from edgeinfer.scheduling.pacing import UNPACED
+from edgeinfer.scheduling.pacing import UNPACED, Pace
 from tests.scheduling.jobs import MS, NOW_NS, job, running
 
 
@@ -76,6 +76,51 @@ def test_pacing_delays_starts_and_stopping_makes_them_never() -> None:
     assert not meets(job(1, 10**9, 1), never)
 
 
+def _owing(debt_ms: float = 100, *, cores: int = 1) -> Pace:
+    """Return a pace of half of each core that owes core-time, with a full express lane (of 5 ms for each core)."""
+    pace = UNPACED.under(duty_cycle=0.525, cores=cores, now_ns=NOW_NS - 10**9)
+    return pace.spent(pace.budget.capacity + debt_ms * MS, NOW_NS)
+
+
+def test_a_small_run_passes_those_that_wait_for_the_budget_and_the_others_keep_their_order() -> None:
+    long, small, medium = job(1, 100, 20), job(2, 900, 1), job(3, 901, 10)
+    assert starts(Machine(1, (), _owing()), long, small, medium) == [240, 0, 262], "what small runs take is paid by all"
+
+
+def test_a_small_run_passes_only_when_it_is_done_before_the_core_is_needed() -> None:
+    machine = Machine(1, (), _owing(-3.9))
+    long, fits, does_not_fit = job(1, 100, 6), job(2, 900, 4.1), job(3, 900, 4.3)
+    assert starts(machine, long, fits) == [4.2, 0]
+    assert starts(machine, long, does_not_fit) == [4.2, 10.2]
+
+
+def test_a_small_run_passes_nobody_who_waits_for_a_core_or_for_several() -> None:
+    rested = UNPACED.under(duty_cycle=0.525, cores=2, now_ns=NOW_NS - 10**9)
+    assert starts(Machine(2, (running(7),), rested), job(1, 100, 5, cores=2), job(2, 900, 1)) == [7, 12]
+    assert starts(Machine(1, (running(7),), rested), job(1, 100, 5), job(2, 900, 1)) == [7, 12]
+
+
+def test_small_runs_keep_their_order_among_themselves() -> None:
+    empty = replace(_owing(), express=replace(_owing().express, level=0.0, at_ns=NOW_NS))
+    larger, smaller = job(1, 100, 3), job(2, 200, 0.5)
+    assert starts(Machine(2, (), empty), larger, smaller) == [30, 35]
+
+
+def test_a_wide_run_is_small_when_all_its_cores_together_are() -> None:
+    pace = _owing(cores=2)
+    limit_ms = pace.express.capacity / MS
+    assert starts(Machine(2, (), pace), job(1, 900, limit_ms * 0.49, cores=2)) == [0]
+    assert starts(Machine(2, (), pace), job(1, 900, limit_ms * 0.51, cores=2))[0] > 50
+
+
+def test_a_promise_counts_with_all_that_small_runs_may_take_meanwhile_and_the_likely_end_does_not() -> None:
+    pace = _owing()
+    (expected,) = forecast([job(1, 900, 20)], Machine(1, (), pace), NOW_NS)
+    assert expected.finish_ns == 260 * MS
+    taken_ns = pace.express.capacity + 0.2 * pace.budget.rate * (expected.finish_p99_ns - 20 * MS)
+    assert expected.finish_p99_ns - expected.finish_ns == pytest.approx(taken_ns / pace.budget.rate, abs=2)
+
+
 def test_firm_is_judged_by_p99_displaceable_by_the_median_and_spare_not_at_all() -> None:
     tight = job(1, 15, 10, p99_ms=20)
     (expected,) = forecast([tight], Machine(1), NOW_NS)
@@ -112,12 +157,20 @@ _jobs = st.lists(
     ),
     max_size=14,
 )  # fmt: skip
+_paces = st.one_of(
+    st.just(UNPACED),
+    st.builds(
+        lambda duty_cycle, debt: UNPACED.under(duty_cycle=duty_cycle, cores=1, now_ns=-(10**9)).spent(debt * MS, 0),
+        st.floats(0.1, 0.95),
+        st.integers(0, 100),
+    ),
+)
 
 
 @settings(deadline=None)
-@given(_jobs, st.integers(1, 3), st.lists(st.integers(1, 30), max_size=3))
+@given(_jobs, st.integers(1, 3), st.lists(st.integers(1, 30), max_size=3), _paces)
 def test_cores_and_lanes_are_never_overbooked(
-    rows: list[tuple[int, int, int, str, int]], cores: int, ends: list[int]
+    rows: list[tuple[int, int, int, str, int]], cores: int, ends: list[int], pace: Pace
 ) -> None:
     lanes_of = {key: lanes for *_, key, lanes in rows}
     jobs = sorted(
@@ -128,7 +181,7 @@ def test_cores_and_lanes_are_never_overbooked(
         key=lambda j: j.rank,
     )
     runs = tuple(running(end) for end in ends[:cores])
-    expected = forecast(jobs, Machine(cores, runs), NOW_NS)
+    expected = forecast(jobs, Machine(cores, runs, pace), NOW_NS)
     spans = [(e.start_ns, e.finish_ns, min(j.cores, cores), j.key) for j, e in zip(jobs, expected, strict=True)]
     spans += [(NOW_NS, run.end_ns, run.cores, run.key) for run in runs]
     for at_ns in {start for start, *_ in spans}:
@@ -139,11 +192,11 @@ def test_cores_and_lanes_are_never_overbooked(
 
 
 @settings(deadline=None)
-@given(_jobs, st.integers(1, 3), st.integers(0, 13))
+@given(_jobs, st.integers(1, 3), st.integers(0, 13), _paces)
 def test_taking_a_request_out_delays_nobody_in_front(
-    rows: list[tuple[int, int, int, str, int]], cores: int, gone: int
+    rows: list[tuple[int, int, int, str, int]], cores: int, gone: int, pace: Pace
 ) -> None:
     jobs = sorted((job(n, due, run, cores=width) for n, (due, run, width, *_) in enumerate(rows)), key=lambda j: j.rank)
-    before = forecast(jobs, Machine(cores), NOW_NS)
-    after = forecast(jobs[:gone], Machine(cores), NOW_NS)
+    before = forecast(jobs, Machine(cores, (), pace), NOW_NS)
+    after = forecast(jobs[:gone], Machine(cores, (), pace), NOW_NS)
     assert after == before[:gone], "what comes later in the order changed what comes first"

@@ -132,10 +132,11 @@ _HONEST = {
     "two cores": Script(8 * MS, cores=2),
     "two lanes": Script(9 * MS, lanes=2),
     "all cores": Script(5 * MS, cores=3),
+    "tiny": Script(MS // 2),
 }
 _honest_submit = st.fixed_dictionaries(
     {
-        "model": st.sampled_from(["4ms", "10ms", "35ms", *_HONEST]),
+        "model": st.sampled_from(["4ms", "10ms", "35ms", *_HONEST, "tiny", "tiny"]),
         "within_ms": st.sampled_from([9, 12, 16, 24, 40, 60, 100]).map(lambda ms: ms + 0.5),
         "firm": st.sampled_from([True, True, True, False]),
         "priority": st.integers(0, 1),
@@ -151,18 +152,20 @@ _honest = st.one_of(
 
 @pytest.mark.slow
 @given(
-    steps=st.lists(st.tuples(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 7]), _honest), min_size=8, max_size=60),
+    steps=st.lists(st.tuples(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 7, 25]), _honest), min_size=8, max_size=60),
     cores=st.integers(1, 3),
     queue_limit=st.integers(1, 12),
     nearby_ms=st.sampled_from([None, None, 20]),
+    duty_cycle=st.sampled_from([1.0, 1.0, 0.7, 0.35]),
 )
 @settings(max_examples=300, deadline=None)
 def test_no_admitted_firm_request_is_broken_when_estimates_are_true(
-    steps: list[tuple[int, tuple[str, Any]]], cores: int, queue_limit: int, nearby_ms: int | None
+    steps: list[tuple[int, tuple[str, Any]]], cores: int, queue_limit: int, nearby_ms: int | None, duty_cycle: float
 ) -> None:
     async def main() -> None:
         async with world(cores=cores, queue_limit=queue_limit, nearby_ms=nearby_ms) as w:
             w.scripts.update(_HONEST)
+            w.scheduler.set_limits(limits(duty_cycle))
             await _play(w, steps)
             for outcome in w.outcomes:
                 request = outcome.request
