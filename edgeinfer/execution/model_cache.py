@@ -52,6 +52,7 @@ class ModelCache:
         self._loading = asyncio.Lock()
         """Who is in memory is decided and changed by one at a time."""
         self._jobs: asyncio.Queue[tuple[int, Callable[[], Awaitable[None]], str]] = asyncio.Queue(_MAX_JOBS)
+        self._closing: set[asyncio.Task[None]] = set()
         self._pressed_rounds = 0
 
     def want(self, section: ModelSection) -> None:
@@ -95,16 +96,18 @@ class ModelCache:
         if wanted is None:
             return False
         async with self._loading:
-            await _close(wanted)
             wanted.unloaded = True
             text = f"{name} was unloaded; load it with the load command"
             wanted.refuse(Refusal(Reason.MODEL_UNAVAILABLE, text), retry_ns=None)
+            await self._close(wanted)
         return True
 
     async def close(self) -> None:
         """End everything."""
         async with self._loading:
-            await asyncio.gather(*(_close(wanted) for wanted in self._wanted.values()))
+            await asyncio.gather(*(self._close(wanted) for wanted in self._wanted.values()))
+            if self._closing:
+                await asyncio.wait(self._closing)
 
     def demand(self, name: str) -> None:
         """Somebody asks for the model: when that is what it is loaded on, have it loaded in the background."""
@@ -178,7 +181,7 @@ class ModelCache:
                 return before
             await self._loader.check(installed)
             candidates = self._loader.candidates(section, installed, without=wanted.quarantined)
-            await _close(wanted)  # also what recovers or is quarantined: a load begins anew
+            await self._close(wanted)  # also what recovers or is quarantined: a load begins anew
             wanted.installed = installed
             resident = await self._load_best(section, installed, candidates, spare_equals=spare_equals)
             wanted.admit(resident)
@@ -278,9 +281,18 @@ class ModelCache:
         for victim in victims:
             wanted = self._wanted[victim.name]
             _log.warning("evicted model=%s freed_bytes=%d why=%r", victim.name, victim.size_bytes, why)
-            await _close(wanted)
             retry_ns = self._clock.now_ns() + (RETRY_NS if wanted.section.preload else 0)
             wanted.refuse(Refusal(Reason.MEMORY, f"{victim.name} was evicted {why}"), retry_ns=retry_ns)
+            await self._close(wanted)
+
+    async def _close(self, wanted: WantedModel) -> None:
+        """End a model. Once begun it is carried through, whatever becomes of the caller: memory depends on it."""
+        resident, wanted.resident = wanted.resident, None
+        if resident is not None:
+            task = asyncio.create_task(resident.close(), name=f"close[{wanted.section.name}]")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            await asyncio.shield(task)
 
     # What happens by itself
 
@@ -337,7 +349,7 @@ class ModelCache:
             wanted.quarantined.add((resident.installed.digest, resident.variant.name))
             if not self._loader.candidates(resident.section, resident.installed, without=wanted.quarantined):
                 refusal = _quarantined(resident)
-                await _close(wanted)
+                await self._close(wanted)
                 wanted.refuse(refusal, retry_ns=None)
                 return
             try:
@@ -352,12 +364,6 @@ class ModelCache:
 async def _after(delay_ns: int, act: Callable[[], Awaitable[None]]) -> None:
     await asyncio.sleep(delay_ns / NS_PER_S)
     await act()
-
-
-async def _close(wanted: WantedModel) -> None:
-    resident, wanted.resident = wanted.resident, None
-    if resident is not None:
-        await resident.close()
 
 
 def _quarantined(resident: ResidentModel) -> Refusal:

@@ -174,6 +174,38 @@ async def test_unloading_frees_the_memory_for_real(place_of: OpenPlace) -> None:
         assert not await place.cache.unload("nobody")
 
 
+async def test_a_load_that_is_given_up_leaves_nothing_half_done(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("heavy", graphs.linear(2048, layers=4), peak_bytes=256 * MIB)
+        section = place.want("heavy", preload=True)
+        for wait_s in (0.0, 0.02, 0.2):
+            loading = asyncio.create_task(place.cache.load(section))
+            await asyncio.sleep(wait_s)
+            loading.cancel()
+            await asyncio.wait([loading])
+            assert loading.cancelled()
+            assert place.ledger.snapshot().reserved_bytes == 0
+            assert place.cache.residents() == []
+        await place.cache.unload("heavy")
+        await place.until(lambda: not place.workers(), 1)
+
+
+async def test_an_eviction_that_is_given_up_is_carried_through(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.ledger.set_ceiling(place.cost(place.install("old")))
+        place.install("new")
+        victim = (await place.load("old")).workers[0].pid
+        os.kill(victim, signal.SIGSTOP)  # it takes its time to end
+        loading = asyncio.create_task(place.load("new"))
+        await place.until(lambda: place.status("old").detail.startswith("old was evicted"))
+        loading.cancel()
+        await asyncio.wait([loading])
+        assert place.ledger.free_bytes == 0, "its memory is not free yet"
+        await place.until(lambda: place.ledger.snapshot().reserved_bytes == 0)
+        assert process_is_gone(victim)
+        await place.load("new")
+
+
 # Which bundle, which variant
 
 
