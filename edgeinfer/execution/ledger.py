@@ -176,7 +176,7 @@ class MemoryLedger:
     def _charge(self, owner: str, size_bytes: int) -> None:
         if size_bytes < 0:
             raise InternalError(f"{owner}: cannot reserve {size_bytes} bytes")
-        if self._reserved_bytes + size_bytes > self._ceiling_bytes:
+        if size_bytes and self._reserved_bytes + size_bytes > self._ceiling_bytes:
             self._refusals += 1
             raise BudgetExceeded(
                 owner, needed_bytes=size_bytes, free_bytes=self.free_bytes, ceiling_bytes=self._ceiling_bytes

@@ -159,6 +159,7 @@ async def test_thirty_failed_loads_and_thirty_good_ones_leave_nothing(
     (bad := tmp_path / "bad.onnx").write_bytes(b"nonsense")
     good = graphs.write(tmp_path / "good.onnx", graphs.identity())
     open_before = len(list(Path("/proc/self/fd").iterdir()))
+    children_before = set(children())
     for _ in range(30):
         with pytest.raises(SessionError):
             await start_worker(bad)
@@ -166,8 +167,7 @@ async def test_thirty_failed_loads_and_thirty_good_ones_leave_nothing(
         output(await worker.run(request_of(x=floats(1)), deadline_ns=in_ms(1000)))
         await worker.stop()
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before
-    zygote = nursery.snapshot().zygote_pid
-    assert children() == [zygote]
+    assert set(children()) <= children_before
 
 
 async def test_runtimes_own_log_comes_through_ours(start_worker: StartWorker, caplog: pytest.LogCaptureFixture) -> None:
