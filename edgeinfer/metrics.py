@@ -100,7 +100,10 @@ class Accounting:
             if outcome.reason:
                 counts.reasons[outcome.kind, outcome.reason] += 1
             if outcome.result is not None:
-                counts.latency.setdefault(outcome.placement, LatencyHistogram()).add(outcome.latency_ns)
+                histogram = counts.latency.get(outcome.placement)
+                if histogram is None:
+                    histogram = counts.latency[outcome.placement] = LatencyHistogram()
+                histogram.add(outcome.latency_ns)
 
     def check(self) -> None:
         """Prove the identity.
@@ -116,4 +119,7 @@ class Accounting:
                 )
 
     def _of(self, request: InferRequest) -> OriginCounts:
-        return self.origins.setdefault(request.origin, OriginCounts())
+        counts = self.origins.get(request.origin)
+        if counts is None:
+            counts = self.origins[request.origin] = OriginCounts()
+        return counts

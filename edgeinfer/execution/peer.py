@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from edgeinfer.clock import NS_PER_MS, NS_PER_US
+from edgeinfer.clock import NS_PER_MS, NS_PER_US, Clock
 from edgeinfer.execution.breaker import BreakerState, CircuitBreaker
 from edgeinfer.execution.executor import Estimate
 from edgeinfer.execution.window import LatencyWindow
@@ -53,8 +53,9 @@ class PeerSnapshot:
 class Peer:
     """A nearby service as this device sees it. Loop thread only."""
 
-    def __init__(self, name: str, *, dice: random.Random) -> None:
+    def __init__(self, name: str, *, clock: Clock, dice: random.Random) -> None:
         self.name = name
+        self._clock = clock
         self.breaker = CircuitBreaker(dice)
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
@@ -62,8 +63,8 @@ class Peer:
         self._heard_ns = 0
         self._wait_ns = 0
         self._trips: dict[str, LatencyWindow] = {}
-        self._network = LatencyWindow(seed_p99_ns=_SEED_NETWORK_NS)
-        self._answers = LatencyWindow(seed_p99_ns=_SEED_NETWORK_NS)
+        self._network = LatencyWindow(clock, seed_p99_ns=_SEED_NETWORK_NS)
+        self._answers = LatencyWindow(clock, seed_p99_ns=_SEED_NETWORK_NS)
 
     def advertised(self, advert: Advert, now_ns: int) -> None:
         """Take in a new advert. One that comes after a silence is a sign of life."""
@@ -149,5 +150,5 @@ class Peer:
             run_ns = _SEED_RUN_NS if offer.p99_us is None else offer.p99_us * NS_PER_US
             if len(self._trips) >= _MAX_MODELS:
                 self._trips.pop(next(iter(self._trips)))
-            window = self._trips[offer.digest] = LatencyWindow(seed_p99_ns=run_ns + _SEED_NETWORK_NS)
+            window = self._trips[offer.digest] = LatencyWindow(self._clock, seed_p99_ns=run_ns + _SEED_NETWORK_NS)
         return window

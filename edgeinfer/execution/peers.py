@@ -46,7 +46,7 @@ class PeerBook:
             self.counters["advert_malformed"] += 1
             return
         if name not in self._peers:
-            self._peers[name] = Peer(name, dice=self._dice)
+            self._peers[name] = Peer(name, clock=self._clock, dice=self._dice)
         self._peers[name].advertised(advert, self._clock.now_ns())
 
     def forget_adverts(self) -> None:

@@ -278,7 +278,9 @@ class NearbyServer:
         timeline, result = outcome.request.timeline, outcome.result
         begun_ns = outcome.ended_ns if timeline.dispatched_ns is None else timeline.dispatched_ns
         if result is not None and work.served is not None:
-            window = self._run_times.setdefault(work.served.digest, LatencyWindow(seed_p99_ns=0))
+            window = self._run_times.get(work.served.digest)
+            if window is None:
+                window = self._run_times[work.served.digest] = LatencyWindow(self._clock, seed_p99_ns=0)
             window.add(outcome.ended_ns - begun_ns)
         return Answer(
             outcome=outcome.kind,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgeinfer.clock import LoopClock
 from edgeinfer.config import OffloadSection
 from edgeinfer.execution.offload import KnownModel, OffloadExecutor
-from edgeinfer.execution.peer import may_travel
+from edgeinfer.execution.peer import Peer, may_travel
 from edgeinfer.mqtt.backoff import LinkState
 from edgeinfer.mqtt.envelope import Advert, AdvertModel, encode
 from edgeinfer.mqtt.exchange import Answer, cancelled, encode_answer
@@ -262,5 +262,22 @@ def test_at_most_sixty_four_peers_are_believed() -> None:
         snapshot = executor.snapshot()
         assert len(snapshot.peers) == 64
         assert snapshot.counters["advert_malformed"] == 6
+
+    run_virtual(main())
+
+
+def test_bad_answers_keep_firm_requests_away_only_if_they_are_several_and_only_for_a_while() -> None:
+    async def main() -> None:
+        clock = LoopClock(asyncio.get_running_loop())
+        peer = Peer("box", clock=clock, dice=random.Random(1))
+        offer = AdvertModel("m", "1.0.0", DIGESTS["m"])
+        for _ in range(10):
+            peer.observed(offer, round_trip_ns=25 * MS, queue_ns=0, run_ns=20 * MS)
+        peer.observed(offer, round_trip_ns=4_000 * MS, queue_ns=0, run_ns=20 * MS)
+        assert peer.estimate(offer).finish_p99_ns <= 50 * MS
+        peer.observed(offer, round_trip_ns=4_000 * MS, queue_ns=0, run_ns=20 * MS)
+        assert peer.estimate(offer).finish_p99_ns == 4_000 * MS
+        await asyncio.sleep(61)
+        assert peer.estimate(offer).finish_p99_ns <= 50 * MS
 
     run_virtual(main())
