@@ -1,5 +1,5 @@
 # Every target does its own set-up: virtual environment, packages, mosquitto, models.
-# Needs Python 3.11 or newer with venv; installs mosquitto through apt when it is missing and we may.
+# Needs Python 3.11 or newer with venv; installs mosquitto, ffmpeg and arecord through apt when they are missing and we may.
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,8 +18,9 @@ $(VENV)/.installed: pyproject.toml
 	@sh tools/setup/venv.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
-setup: $(VENV)/.installed  ## make the virtual environment, install mosquitto if missing
+setup: $(VENV)/.installed  ## make the virtual environment, install mosquitto, ffmpeg and arecord if missing
 	@sh tools/setup/mosquitto.sh
+	@sh tools/setup/ffmpeg.sh
 
 bundles: $(VENV)/.installed $(MODELS:%=$(BUNDLES)/%/manifest.json)  ## build the bundles of models/
 

@@ -161,7 +161,42 @@ class WavSource:
     sample_rate_hz: int = 16000
 
 
-SourceSection = Union[DirectorySource, CommandSource, WavSource]
+@dataclass(frozen=True, slots=True)
+class CameraSource:
+    """A V4L2 camera (USB, or a board's own with such a driver), through ffmpeg."""
+
+    device: Path = Path("/dev/video0")
+    format: str = "auto"
+    """`auto`: the camera's own JPEGs as they are, if it makes any, else its images, encoded here. Or one of its
+    formats, as ffmpeg names them."""
+    width: int = 0
+    height: int = 0
+    fps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RtspSource:
+    """A network camera, through ffmpeg: RTSP, or any stream that ffmpeg reads from HTTP, TCP or UDP."""
+
+    url: str
+    transport: str = "tcp"
+    """`tcp` or `udp`, for RTSP."""
+    credentials_file: Path | None = None
+    """Holds one line, `user:password`."""
+    width: int = 0
+    fps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MicrophoneSource:
+    """An ALSA capture device, through arecord or ffmpeg, cut into chunks of the model's input."""
+
+    chunk_samples: int
+    sample_rate_hz: int = 16000
+    device: str = "default"
+
+
+SourceSection = Union[DirectorySource, CommandSource, WavSource, CameraSource, RtspSource, MicrophoneSource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +284,11 @@ class NearbyConfig:
     advert_period: Nanoseconds = Nanoseconds(2_000_000_000)
 
 
-_SOURCES: dict[str, type[Any]] = {"directory": DirectorySource, "command": CommandSource, "wav": WavSource}
+_SOURCES: dict[str, type[Any]] = {
+    "directory": DirectorySource, "command": CommandSource, "wav": WavSource,
+    "camera": CameraSource, "rtsp": RtspSource, "microphone": MicrophoneSource,
+}  # fmt: skip
+_STREAM_URL = re.compile(r"(rtsps?|https?|tcp|udp)://(?P<user>[^/?#]*@)?[!-~]+")
 _SINKS: dict[str, type[Any]] = {"mqtt": MqttSink, "jsonl": JsonLinesSink}
 
 
@@ -385,8 +424,32 @@ def _check_source(path: str, source: SourceSection) -> Iterable[Problem]:
             yield Problem(f"{path}.framing", f"{source.framing!r} is not length, fixed, jpeg or lines")
         if source.framing == "fixed" and source.frame_bytes < 1:
             yield Problem(f"{path}.frame_bytes", 'is required with framing = "fixed"')
-    if isinstance(source, WavSource) and source.chunk_samples < 1:
-        yield Problem(f"{path}.chunk_samples", f"{source.chunk_samples} is not at least 1")
+    if isinstance(source, WavSource | MicrophoneSource):
+        if source.chunk_samples < 1:
+            yield Problem(f"{path}.chunk_samples", f"{source.chunk_samples} is not at least 1")
+        if source.sample_rate_hz < 1:
+            yield Problem(f"{path}.sample_rate_hz", f"{source.sample_rate_hz} is not at least 1")
+    if isinstance(source, CameraSource | RtspSource):
+        yield from _check_camera(path, source)
+
+
+def _check_camera(path: str, source: CameraSource | RtspSource) -> Iterable[Problem]:
+    for name, value in (("width", source.width), ("fps", source.fps)):
+        if value < 0:
+            yield Problem(f"{path}.{name}", f"{value} is negative; 0 leaves it as it is")
+    if isinstance(source, CameraSource):
+        if not source.device.is_absolute():
+            yield Problem(f"{path}.device", f"{source.device} is not an absolute path such as /dev/video0")
+        if min(source.width, source.height) < 0 or (source.width > 0) != (source.height > 0):
+            yield Problem(f"{path}.height", "width and height belong together, both positive")
+        return
+    if source.transport not in {"tcp", "udp"}:
+        yield Problem(f"{path}.transport", f"{source.transport!r} is not tcp or udp")
+    match = _STREAM_URL.fullmatch(source.url)
+    if match is None or "'" in source.url or "\\" in source.url:
+        yield Problem(f"{path}.url", "is not an rtsp, rtsps, http, https, tcp or udp URL without blanks and quotes")
+    elif match["user"] is not None:
+        yield Problem(f"{path}.url", "holds credentials, which would be seen; put user:password into credentials_file")
 
 
 def _check_word(path: str, value: str, *, optional: bool = False) -> Iterable[Problem]:

@@ -7,8 +7,6 @@ then says that its predecessor is missing. Files are PCM WAV of 8, 16, 24 or 32 
 
 from __future__ import annotations
 
-import array
-import sys
 import wave
 from collections import deque
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from edgeinfer.clock import NS_PER_S, Clock, sleep_until
 from edgeinfer.config import WavSource
 from edgeinfer.pipeline.frame import Frame, SourceError, SourceSnapshot
 from edgeinfer.pipeline.off_thread import off_thread
+from edgeinfer.pipeline.pcm import mono, raw_floats
 
 _AHEAD_CHUNKS = 8
 """Chunks read at once: converting them holds the interpreter for 0.4 ms (2 ms on a Pi), not more."""
@@ -113,11 +112,9 @@ def _chunks(section: WavSource) -> Iterator[_Chunk]:
             with _open(path, section.sample_rate_hz) as file:
                 position = 0
                 while raw := file.readframes(size):
-                    samples = _mono(raw, file.getsampwidth(), file.getnchannels())
+                    samples = mono(raw, file.getsampwidth(), file.getnchannels())
                     samples.extend(0.0 for _ in range(size - len(samples)))
-                    if sys.byteorder == "big":
-                        samples.byteswap()
-                    yield _Chunk(samples.tobytes(), f"{path.name}@{position}", starts_file=position == 0)
+                    yield _Chunk(raw_floats(samples), f"{path.name}@{position}", starts_file=position == 0)
                     position += size
 
 
@@ -149,25 +146,3 @@ def _open(path: Path, sample_rate_hz: int) -> wave.Wave_read:
         file.close()
         raise SourceError(f"{path} {problem}")
     return file
-
-
-def _mono(raw: bytes, width: int, channels: int) -> array.array[float]:
-    """Return interleaved PCM as mono floats in -1..1, the same as the worker's decoder makes them."""
-    raw = raw[: len(raw) - len(raw) % (width * channels)]
-    if width == 1:
-        values = array.array("f", ((value - 128) / 128 for value in raw))
-    elif width == 3:
-        wide = bytearray(len(raw) // 3 * 4)
-        wide[1::4], wide[2::4], wide[3::4] = raw[0::3], raw[1::3], raw[2::3]
-        values = _scaled(array.array("i", bytes(wide)), 1 << 31)
-    else:
-        values = _scaled(array.array("h" if width == 2 else "i", raw), 1 << (8 * width - 1))
-    if channels == 1:
-        return values
-    return array.array("f", (sum(values[at : at + channels]) / channels for at in range(0, len(values), channels)))
-
-
-def _scaled(values: array.array[int], full: int) -> array.array[float]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return array.array("f", (value / full for value in values))

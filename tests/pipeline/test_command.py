@@ -17,8 +17,9 @@ import pytest
 
 from edgeinfer.clock import MonotonicClock
 from edgeinfer.config import CommandSource
-from edgeinfer.pipeline import command
-from edgeinfer.pipeline.command import LONGEST_WAIT_NS, CommandFrames, wait_before_restart_ns
+from edgeinfer.pipeline import child as kept
+from edgeinfer.pipeline.child import LONGEST_WAIT_NS, wait_before_restart_ns
+from edgeinfer.pipeline.command import CommandFrames
 
 WRITER = """
 import struct, sys, time
@@ -71,7 +72,7 @@ async def test_gives_the_newest_frame_of_a_child() -> None:
 
 @pytest.mark.slow
 async def test_a_child_that_ends_is_started_again_and_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "FIRST_WAIT_NS", 10_000_000)
+    monkeypatch.setattr(kept, "FIRST_WAIT_NS", 10_000_000)
     async with _running(CommandSource(_python("frame(b'x'); sys.exit(3)"))) as source:
         for _ in range(3):
             frame = await asyncio.wait_for(source.next_frame(), 10)
@@ -93,7 +94,7 @@ async def test_a_child_that_ends_is_started_again_and_its_end_is_told(monkeypatc
     ids=["missing", "nonsense", "crash", "silent"],
 )
 async def test_says_what_is_wrong_with_a_child(argv: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_GRACE_S", 0.3)
+    monkeypatch.setattr(kept, "GRACE_S", 0.3)
     async with _running(CommandSource(argv)) as source:
         await _eventually(lambda: source.snapshot().problem)
         assert text in source.snapshot().problem
@@ -152,8 +153,8 @@ async def test_a_chatty_child_does_not_fill_the_log(caplog: pytest.LogCaptureFix
 
 @pytest.mark.slow
 async def test_leaves_neither_descriptors_nor_zombies_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "FIRST_WAIT_NS", 1_000_000)
-    monkeypatch.setattr(command, "LONGEST_WAIT_NS", 1_000_000)
+    monkeypatch.setattr(kept, "FIRST_WAIT_NS", 1_000_000)
+    monkeypatch.setattr(kept, "LONGEST_WAIT_NS", 1_000_000)
     async with _running(CommandSource(["true"])) as source:
         await _eventually(lambda: source.snapshot().restarts >= 3)
         before = len(list(Path("/proc/self/fd").iterdir()))
