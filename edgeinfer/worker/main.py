@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 WORKER_OOM_SCORE_ADJ: Final = 500
 """Far above daemon and zygote: when memory runs out, a model goes and the service stays."""
+_COMPILER_OOM_SCORE_ADJ: Final = 1000
+"""Above every model in service: what is only being prepared goes first."""
 _EXIT_LOAD_FAILED: Final = 65  # EX_DATAERR
 
 
@@ -136,6 +138,10 @@ def _confine(spec: LoadSpec) -> None:
     if spec.data_limit_bytes is not None:
         limit = data_bytes() + spec.data_limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    if spec.compile is not None:
+        lineage.offer_to_oom_killer(_COMPILER_OOM_SCORE_ADJ)
+        limit = spec.compile.max_file_bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # Python ignores SIGXFSZ: a write fails instead
 
 
 class Runner:

@@ -7,13 +7,13 @@ first, and a daemon that hears another number refuses it. Change any struct here
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from edgeinfer.artifact.manifest import Classes, StateSpec, TensorSpec
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 
 
 # What the daemon asks of the zygote, and what that answers.
@@ -79,6 +79,32 @@ class Room(msgspec.Struct, frozen=True, array_like=True):
     capacity_bytes: int
 
 
+Form = Literal["plain", "prepacked", "mapped"]
+"""How a model's file holds its weights: as it came, ready packed beside it, or raw beside it (then nothing is packed).
+The last two are made on the device (`compile`), and their weights are mapped instead of copied."""
+
+
+class MappedFile(msgspec.Struct, frozen=True, array_like=True):
+    """A weight file that sessions map: page cache, the same pages for all workers, charged once."""
+
+    path: str
+    size_bytes: int
+
+
+class Compile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker writes while it loads."""
+
+    model_path: str
+    """The ONNX file to write, in an empty folder; its weights go beside it, as `weights_file` says."""
+    max_file_bytes: int
+    """A larger file fails the load (RLIMIT_FSIZE)."""
+
+    @property
+    def weights_file(self) -> str:
+        """Name of the file with the weights, in the folder of `model_path`."""
+        return self.model_path.rpartition("/")[2].removesuffix(".onnx") + ".weights"
+
+
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that a worker must know to hold one model. Travels as msgpack in a memfd: labels may be long."""
 
@@ -98,6 +124,12 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Anonymous memory beyond what the fork started with; more fails in malloc (RLIMIT_DATA). None: no limit."""
     session_config: dict[str, str] = {}
     """Further session config entries of ONNX Runtime."""
+    form: Form = "plain"
+    """The form of the file at `path`; with `compile`, the form to write."""
+    mapped: list[MappedFile] = []
+    """Weight files that belong to `path` and are mapped, not read: they are no anonymous memory of the worker."""
+    compile: Compile | None = None
+    """Write the model in `form`, once it is loaded from `path`. For throw-away workers."""
     inputs: list[TensorSpec] = []
     """The contract; empty for a bare model, whose own inputs and outputs are then taken as they are."""
     outputs: list[TensorSpec] = []

@@ -8,7 +8,8 @@ only this worker pays. What follows from the verdict is `store`'s and `execution
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,8 @@ from edgeinfer.artifact.manifest import Manifest, Variant
 from edgeinfer.clock import NS_PER_S, MonotonicClock
 from edgeinfer.errors import ArtifactError, ManifestInvalid, ProtocolError, RuntimeUnusable, SessionError
 from edgeinfer.request import Payload
-from edgeinfer.worker.messages import Memory
+from edgeinfer.worker.memory import resident_file_bytes
+from edgeinfer.worker.messages import LoadSpec, Memory
 from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.spec import limits_for, load_spec
 from edgeinfer.worker.worker import RunResult, Worker
@@ -43,6 +45,25 @@ class Verdict:
     """Time inside ONNX Runtime of each repeated run, golden ones not counted."""
     cpu_ns: int = 0
     """CPU time of all threads over the repeated runs."""
+    timings_ns: tuple[tuple[int, ...], ...] = ()
+    """Time inside ONNX Runtime of the timed runs of each request of `Timing`; empty for one that failed."""
+    hot_bytes: int = 0
+    """How much of the mapped weight files the runs have touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a probe times beyond the golden runs."""
+
+    each_ns: int
+    """Time for the runs of one request; at least `MIN_TIMED_RUNS` are made."""
+    requests: Sequence[Payload] = ()
+    """Besides the first `MAX_TIMED_GOLDENS` golden requests, which come first. Their answers are not judged."""
+
+
+MIN_TIMED_RUNS: Final = 6
+MAX_TIMED_RUNS: Final = 100
+MAX_TIMED_GOLDENS: Final = 2
 
 
 async def probe(
@@ -55,9 +76,12 @@ async def probe(
     load_timeout_ns: int = 120 * NS_PER_S,
     run_timeout_ns: int = 30 * NS_PER_S,
     repeat: int = 0,
+    spec: LoadSpec | None = None,
+    timing: Timing | None = None,
 ) -> Verdict:
     """Load a variant in a worker of its own and run its golden requests, then the first one `repeat` times more.
 
+    `spec` is the load order where it isn't the plain one: another form of the same variant. `timing` asks for times.
     Those of other variants are left alone. The golden requests of a stateful model are one sequence. The caller has
     reserved the memory and has verified the bundle's files.
 
@@ -67,11 +91,11 @@ async def probe(
     """
     variant = manifest.variant(variant_name)
     clock = MonotonicClock()
-    spec = load_spec(manifest, bundle, variant_name, threads=threads)
+    order = spec or load_spec(manifest, bundle, variant_name, threads=threads)
     try:
         goldens = _read_goldens(manifest, bundle, variant_name)
         limits = limits_for(manifest)
-        worker = await Worker.start(nursery, spec, deadline_ns=clock.now_ns() + load_timeout_ns, limits=limits)
+        worker = await Worker.start(nursery, order, deadline_ns=clock.now_ns() + load_timeout_ns, limits=limits)
     except RuntimeUnusable:
         raise
     except SessionError as error:
@@ -79,7 +103,17 @@ async def probe(
     except ArtifactError as error:
         return Verdict(accepted=False, reason="golden_invalid", detail=str(error))
     try:
-        return await _examine(worker, variant, goldens, run_timeout_ns=run_timeout_ns, repeat=repeat)
+        verdict = await _examine(worker, variant, goldens, run_timeout_ns=run_timeout_ns, repeat=repeat)
+        if timing is None or not verdict.accepted:
+            return verdict
+        requests = [request for request, _ in goldens[:MAX_TIMED_GOLDENS]] + list(timing.requests)
+        timings = [await _time(worker, request, timing.each_ns, run_timeout_ns) for request in requests]
+        return replace(
+            verdict,
+            timings_ns=tuple(timings),
+            memory=worker.memory() or verdict.memory,
+            hot_bytes=resident_file_bytes(worker.pid, [file.path for file in order.mapped]) if order.mapped else 0,
+        )
     finally:
         await worker.stop(grace_ns=0)
 
@@ -146,6 +180,21 @@ async def _examine(
         durations_ns=tuple(durations),
         cpu_ns=_cpu_ns(worker.pid) - before_ns,
     )
+
+
+async def _time(worker: Worker, request: Payload, each_ns: int, run_timeout_ns: int) -> tuple[int, ...]:
+    """Run a request for about `each_ns`; return the durations without the first one, empty when it fails."""
+    clock = MonotonicClock()
+    durations: list[int] = []
+    until_ns = clock.now_ns() + each_ns
+    while len(durations) <= MIN_TIMED_RUNS or (clock.now_ns() < until_ns and len(durations) <= MAX_TIMED_RUNS):
+        deadline_ns = clock.now_ns() + run_timeout_ns
+        ending = await worker.run(request, deadline_ns=deadline_ns, stream=_STREAM, sequence_start=True)
+        if not isinstance(ending, RunResult):
+            return ()
+        durations.append(ending.marks.finished_ns - ending.marks.started_ns)
+        ending.release()
+    return tuple(durations[1:])
 
 
 def _rejected(what: str, ending: object) -> Verdict:

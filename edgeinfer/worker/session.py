@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import onnxruntime as ort
 
+from edgeinfer.worker import compile as compiled_form
 from edgeinfer.worker.fault import INPUT_INVALID, Fault
 from edgeinfer.worker.messages import GraphTensor, LoadSpec
 
@@ -99,6 +100,8 @@ def load(spec: LoadSpec, log: Logger) -> Model:
     session.disable_fallback()  # a provider that fails is a failure to report, not a reason to load again elsewhere
     model = Model(session, spec)
     _check_contract(spec, model)
+    if spec.compile is not None:
+        compiled_form.settle(spec, spec.compile)
     gc.collect()
     gc.freeze()
     give_back_freed_memory()
@@ -120,6 +123,7 @@ def _options(spec: LoadSpec) -> ort.SessionOptions:
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if parallel else ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 2
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+    entries |= compiled_form.prepare(spec, options)
     if spec.arena_max_bytes is not None:
         _register_capped_arena(spec.arena_max_bytes)
         entries["session.use_env_allocators"] = "1"

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec import structs
+
 from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.clock import NS_PER_MS
-from edgeinfer.worker.messages import LoadSpec
+from edgeinfer.worker.messages import Compile, Form, LoadSpec, MappedFile
 from edgeinfer.worker.slot import aligned
 
 _MIB: Final = 1 << 20
@@ -44,6 +46,15 @@ class WorkerLimits:
     """Room for an answer; larger ones are granted more, up to `max_slot_bytes`, one at a time."""
 
 
+@dataclass(frozen=True, slots=True)
+class FormFiles:
+    """The files of a variant's compiled form."""
+
+    form: Form
+    model_path: Path
+    mapped: tuple[MappedFile, ...]
+
+
 def load_spec(
     manifest: Manifest,
     bundle: Path,
@@ -52,8 +63,9 @@ def load_spec(
     threads: int,
     reservation_bytes: int | None = None,
     cpus: Iterable[int] | None = None,
+    files: FormFiles | None = None,
 ) -> LoadSpec:
-    """Return the order to load a variant of the bundle at `bundle`.
+    """Return the order to load a variant of the bundle at `bundle`, from a compiled form's `files` where given.
 
     `reservation_bytes` is what the ledger has set aside for it (the manifest's peak when None): activations are
     capped by it. Weights mapped from the file are added to the second fence.
@@ -64,7 +76,7 @@ def load_spec(
     variant = manifest.variant(variant_name)
     reserved = variant.load_peak_bytes if reservation_bytes is None else reservation_bytes
     stacks = threads * _THREAD_STACK_BYTES
-    return LoadSpec(
+    plain = LoadSpec(
         model=manifest.name,
         version=manifest.version,
         variant=variant.name,
@@ -78,6 +90,32 @@ def load_spec(
         outputs=manifest.outputs,
         state=manifest.state,
         classes=manifest.classes,
+    )
+    return plain if files is None else with_files(plain, files)
+
+
+def with_files(plain: LoadSpec, files: FormFiles) -> LoadSpec:
+    """Return the order to load what `plain` loads, from the files of a compiled form of it."""
+    assert plain.data_limit_bytes is not None, "made by load_spec"
+    return structs.replace(
+        plain,
+        path=str(files.model_path),
+        form=files.form,
+        mapped=list(files.mapped),
+        data_limit_bytes=plain.data_limit_bytes + sum(file.size_bytes for file in files.mapped),  # private mappings
+    )
+
+
+def compile_spec(plain: LoadSpec, form: Form, model_path: Path, *, memory_bytes: int, max_file_bytes: int) -> LoadSpec:
+    """Return the order to load what `plain` loads and write it in `form` at `model_path`, in an empty folder.
+
+    `memory_bytes` is the anonymous memory that this may take: the weights as they came, and packed as well.
+    """
+    return structs.replace(
+        plain,
+        form=form,
+        data_limit_bytes=memory_bytes + plain.intra_threads * _THREAD_STACK_BYTES + _DATA_SLACK_BYTES,
+        compile=Compile(model_path=str(model_path), max_file_bytes=max_file_bytes),
     )
 
 

@@ -1,0 +1,86 @@
+"""Choose the form in which a variant is loaded on this device, from what was measured here.
+
+Pure. The rule, in this order:
+
+1. A form is eligible when its golden answers are right, and no timed request takes more than `LATENCY_MARGIN` longer
+   than in the plain form. Where shapes may vary, the largest must have been among them: raw weights can be as fast as
+   packed ones for one row and much slower for sixteen.
+2. Of those, the one with the least anonymous memory; within `MEMORY_GRAIN_BYTES` of the least they are equal.
+3. Of these, the one that loads fastest.
+4. Plain stays when the winner saves neither `MIN_SAVED_BYTES` of memory nor `MIN_SAVED_LOAD` of the load time: files
+   on the disk have to earn their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from edgeinfer.errors import mib
+from edgeinfer.store.compiled import FormCost
+
+LATENCY_MARGIN: Final = 0.10
+"""How much slower counts as equal: two workers with the same form differ by less than that, most of the time."""
+MEMORY_GRAIN_BYTES: Final = 4 << 20
+MIN_SAVED_BYTES: Final = 4 << 20
+MIN_SAVED_LOAD: Final = 0.3
+"""As a share of the plain form's load time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormChoice:
+    """The form to load, and why."""
+
+    cost: FormCost
+    why: str
+
+
+def choose_form(plain: FormCost, others: Sequence[FormCost], *, margin: float = LATENCY_MARGIN) -> FormChoice:
+    """Return the best form; `plain` itself when nothing is better. All were timed with the same requests."""
+    objections = {cost.form: _objection(plain, cost, margin) for cost in others}
+    eligible = [cost for cost in others if not objections[cost.form]]
+    told = "; ".join(f"{form}: {text}" for form, text in objections.items() if text)
+    if plain.problem or not eligible:
+        return FormChoice(plain, told or plain.problem or "no other form was made")
+    least = min(cost.steady_bytes for cost in (plain, *eligible))
+    lean = [cost for cost in (plain, *eligible) if cost.steady_bytes <= least + MEMORY_GRAIN_BYTES]
+    best = min(lean, key=lambda cost: (cost.load_ms, cost.disk_bytes))
+    saved_bytes, saved_ms = plain.steady_bytes - best.steady_bytes, plain.load_ms - best.load_ms
+    if best is plain or (saved_bytes < MIN_SAVED_BYTES and saved_ms < MIN_SAVED_LOAD * plain.load_ms):
+        return FormChoice(plain, told or "the other forms save too little")
+    why = (
+        f"{mib(best.steady_bytes)} anonymous instead of {mib(plain.steady_bytes)}, "
+        f"loads in {best.load_ms:.0f} ms instead of {plain.load_ms:.0f}"
+    )
+    return FormChoice(best, f"{why}; {told}" if told else why)
+
+
+def charged_bytes(plain: FormCost, chosen: FormCost, declared_peak_bytes: int) -> int:
+    """Return the anonymous memory to reserve for a worker of the chosen form, mapped weights not included.
+
+    With the largest shape measured it is the measured peak and a quarter more. Else what the manifest declares for the
+    plain form is all that is known about the largest shape, so only the weights' own memory is taken off it.
+    """
+    if chosen.form == "plain":
+        return declared_peak_bytes
+    measured = chosen.peak_bytes + chosen.peak_bytes // 4
+    if chosen.covers_largest:
+        return min(measured, declared_peak_bytes)
+    saved = max(0, plain.steady_bytes - chosen.steady_bytes)
+    return min(max(measured, declared_peak_bytes - saved), declared_peak_bytes)
+
+
+def _objection(plain: FormCost, cost: FormCost, margin: float) -> str:
+    if cost.problem:
+        return cost.problem
+    if cost.form == "mapped" and not cost.covers_largest:
+        return "not timed at the largest shape"
+    if not cost.latencies_us or len(cost.latencies_us) != len(plain.latencies_us):
+        return "not timed"
+    for before_us, now_us in zip(plain.latencies_us, cost.latencies_us, strict=True):
+        if before_us and not now_us:
+            return "a request failed that the plain form answers"
+        if now_us > before_us * (1 + margin):
+            return f"{now_us / 1000:.1f} ms a run instead of {before_us / 1000:.1f}"
+    return ""
