@@ -60,6 +60,7 @@ class Tally:
     loop_cpu_ns: int = 0
     """CPU time of this process, which holds the runtime's loop and the sender, while ours played."""
     wall_ns: int = 0
+    """From the first arrival to the last outcome of ours."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Of what was not in time."""
 
@@ -112,9 +113,10 @@ class Player:
             request = self._request(job.size_us, chain, rig.clock.now_ns(), begun_ns + job.due_ns, firm=job.firm)
             sent[request.id] = job
             rig.scheduler.submit(request)
+        await _until(begun_ns + max(job.due_ns for job in jobs))
         tally.loop_cpu_ns += time.process_time_ns() - cpu_ns
-        tally.wall_ns += rig.clock.now_ns() - begun_ns
         await asyncio.sleep(SETTLE_S)
+        tally.wall_ns += max(outcome.ended_ns for outcome in self._ended) - begun_ns
         for outcome in self._ended:
             count(outcome, sent[outcome.request.id], tally)
         if len(self._ended) != len(jobs):
