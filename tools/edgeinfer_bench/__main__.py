@@ -7,10 +7,9 @@ import importlib
 import logging
 from pathlib import Path
 
+from edgeinfer_bench import BENCHES
 from edgeinfer_bench.record import read_records, write_record
 from edgeinfer_bench.show import show
-
-BENCHES = ("overhead", "footprint", "kill", "start", "overload")
 
 
 def main() -> int:
