@@ -21,7 +21,8 @@ plus, in a single window, the part of one run that no bucket can hold (runs aren
 start in turn leaves the budget at 0 or above (or at that one part's debt), and express starts lower it by no more than
 the meter holds before it recovers. So a window uses at most the refill, a full budget, and a full meter; together
 those two hold BURST_NS' worth, and the rate is lowered just so far that this fits. After debts are paid the share over
-the whole time holds for the longest runs, too; and for wrong estimates, because both take what a run really took.
+the whole time holds for the longest runs, too; and for wrong estimates, because both meters are corrected by what a run
+really took.
 """
 
 from __future__ import annotations

@@ -50,6 +50,18 @@ class Run:
     task: asyncio.Task[None] = field(init=False)
     alarm: asyncio.TimerHandle = field(init=False)
 
+    def used_ns(self, now_ns: int) -> int:
+        """Return for how long it has kept its cores busy, now that it has ended.
+
+        Waiting for a core that another process has makes no heat. So whose worker tells how long it worked is not
+        charged more than that, or than usual: the usual includes decoding, which the worker doesn't tell.
+        """
+        elapsed_ns, timeline = now_ns - self.started_ns, self.ticket.request.timeline
+        begun_ns, done_ns = timeline.started_ns, timeline.postprocessed_ns or timeline.finished_ns
+        if begun_ns is None or done_ns is None or not self.started_ns <= begun_ns <= done_ns:
+            return elapsed_ns
+        return min(elapsed_ns, max(self.estimate.p50_ns, done_ns - begun_ns))
+
     def occupied(self, now_ns: int) -> Occupied:
         """Return what a forecast needs to know."""
         return occupied(
@@ -199,7 +211,7 @@ class Runs:
         run.released = True
         run.alarm.cancel()
         del self._runs[run.ticket.request.id]
-        beyond_ns = now_ns - run.started_ns - run.estimate.p50_ns
+        beyond_ns = run.used_ns(now_ns) - run.estimate.p50_ns
         self._pace = self._pace.spent(beyond_ns * run.cores, now_ns, express=run.express)
         self._changed()
 

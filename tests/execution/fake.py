@@ -24,6 +24,8 @@ class Script:
     """What becomes of one request."""
 
     duration_ns: int = 10 * MS
+    delay_ns: int = 0
+    """Before that: the worker waits for a core that another process has."""
     hangs: bool = False
     ending: Refusal | Failure | None = None
     """None: a result."""
@@ -88,7 +90,7 @@ class FakeExecutor:
 
     async def execute(self, request: InferRequest) -> Result | Refusal | Failure | Expired:
         script, now_ns = self.script(request), self.clock.now_ns()
-        request.timeline.dispatched_ns = request.timeline.started_ns = now_ns
+        request.timeline.dispatched_ns, request.timeline.started_ns = now_ns, now_ns + script.delay_ns
         if self.unavailable is not None:
             return self.unavailable
         if isinstance(script.estimate, Refusal):
@@ -105,7 +107,7 @@ class FakeExecutor:
             self.runs.append(FakeRun(request, now_ns, self.clock.now_ns(), script.cores))
 
     async def _do(self, request: InferRequest, script: Script, now_ns: int) -> Result | Refusal | Failure | Expired:
-        end_ns = now_ns + (1 << 60 if script.hangs else script.duration_ns)
+        end_ns = now_ns + (1 << 60 if script.hangs else script.delay_ns + script.duration_ns)
         stop_ns = request.deadlines.total_ns + (LATE_PATIENCE_NS if request.accept_late else 0)
         if script.heeds_deadline and end_ns > stop_ns:
             await sleep_until(stop_ns, self.clock)

@@ -439,6 +439,17 @@ async def test_estimates_that_are_wrong_do_not_break_the_duty_cycle(w: World) ->
     assert _share(w, start_ns, 3_000 * MS) <= 0.31
 
 
+@on_virtual_time(cores=2)
+async def test_waiting_for_a_core_that_another_process_has_is_not_charged(w: World) -> None:
+    w.scheduler.set_limits(limits(0.1))
+    for index in range(200):
+        late = index % 20 == 19  # not so often that it would be the median
+        w.scripts["small"] = Script(MS, delay_ns=25 * MS if late else 0, estimate=Estimate(MS, MS))
+        w.submit("small", 32, firm=False)
+        await w.sleep(33)
+    assert [kind for kind, _ in w.kinds()] == ["ok"] * 200
+
+
 @on_virtual_time()
 async def test_critical_heat_tells_those_who_wait_at_once_and_lets_what_runs_finish(w: World) -> None:
     running, waiting = w.submit("20ms", 900), w.submit("20ms", 901)
