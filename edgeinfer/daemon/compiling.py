@@ -7,12 +7,11 @@ came: no error leaves, the time is bounded, and a form counts only with its gold
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeVar
@@ -23,6 +22,7 @@ from edgeinfer.artifact.profile import SCHEMA, Latency, OperatingCost, Profile
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, MonotonicClock
 from edgeinfer.errors import EdgeInferError, SessionError, mib
 from edgeinfer.execution.compiled import choose_form
+from edgeinfer.request import Payload
 from edgeinfer.store.compiled import (
     MODEL_FILE,
     CompiledForm,
@@ -36,8 +36,9 @@ from edgeinfer.store.store import Installed
 from edgeinfer.worker.largest import has_one_shape, largest_request
 from edgeinfer.worker.messages import Form, LoadSpec, MappedFile
 from edgeinfer.worker.nursery import Nursery
-from edgeinfer.worker.probe import Timing, Verdict, probe
-from edgeinfer.worker.spec import FormFiles, compile_spec, load_spec, with_files
+from edgeinfer.worker.probe import Verdict, probe, read_goldens
+from edgeinfer.worker.side_by_side import Pair, time_side_by_side
+from edgeinfer.worker.spec import FormFiles, compile_spec, limits_for, load_spec, with_files
 from edgeinfer.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -49,10 +50,11 @@ TIME_LIMIT_NS: Final = 120 * NS_PER_S
 _OTHER_FORMS: Final[tuple[Form, ...]] = ("prepacked", "mapped")
 _MAX_GROWTH: Final = 6
 """Packed weights have up to this many times the size of those in the bundle [measured: MiniLM int8, 22 to 130 MB]."""
-_ROUNDS: Final = 2
-"""Each form is measured in so many workers, by turns, plain in one more: a passing disturbance spoils no form alone."""
-_EACH_NS: Final = 400 * NS_PER_MS
-_REPEAT: Final = 8
+_MAX_TIMED_GOLDENS: Final = 2
+_EACH_NS: Final = NS_PER_S
+"""For one request in two forms by turns."""
+_REPEAT: Final = 20
+"""Runs for the profile."""
 _MIN_COPIES: Final = 3
 """Of the weights, while a form is made: the file as it is read, its tensors, and one packed."""
 _CPU_PROVIDER: Final = "CPUExecutionProvider"
@@ -83,7 +85,8 @@ class _Bench:
 
     installed: Installed
     variant: Variant
-    timing: Timing
+    further: Sequence[Payload]
+    """The request of the largest shapes, where there is one."""
     deadline_ns: int
 
 
@@ -96,23 +99,26 @@ class _Candidate:
     folder: Path | None = None
     """Its files; None for plain, and for one that could not be made."""
     problem: str = ""
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdict: Verdict | None = None
+    load_ns: int = 0
+    pairs: Sequence[Pair | None] = ()
+    """Times beside the plain form's."""
 
     def cost(self, weights: int, *, covers_largest: bool) -> FormCost:
-        """Return what was measured in all rounds: the worst of memory, the best of times."""
-        if self.problem or not self.verdicts:
+        """Return what was measured."""
+        verdict = self.verdict
+        if self.problem or verdict is None or verdict.memory is None:
             return FormCost(form=self.form, problem=self.problem or "it was not measured")
-        memories = [verdict.memory for verdict in self.verdicts if verdict.memory is not None]
         mapped = sum(file.size_bytes for file in self.spec.mapped)
-        touched = max(verdict.hot_bytes for verdict in self.verdicts)
         return FormCost(
             form=self.form,
-            load_ms=round(min(verdict.load_ns for verdict in self.verdicts) / NS_PER_MS, 1),
-            peak_bytes=max((memory.peak_anon_bytes for memory in memories), default=0),
-            steady_bytes=max((memory.anon_bytes for memory in memories), default=0),
-            hot_bytes=max(touched, min(mapped, weights)),  # golden requests may miss rows of a table
+            load_ms=round(self.load_ns / NS_PER_MS, 1),
+            peak_bytes=max(verdict.memory.peak_anon_bytes, verdict.load_peak_bytes),
+            steady_bytes=verdict.memory.anon_bytes,
+            hot_bytes=max(verdict.hot_bytes, min(mapped, weights)),  # golden requests may miss rows of a table
             disk_bytes=mapped,
-            latencies_us=_latencies_us(self.verdicts),
+            latencies_us=[pair.second_ns // 1000 if pair else 0 for pair in self.pairs],
+            plain_latencies_us=[pair.first_ns // 1000 if pair else 0 for pair in self.pairs],
             covers_largest=covers_largest,
         )
 
@@ -177,24 +183,27 @@ class Compiler:
         manifest, deadline_ns = installed.manifest, self._clock.now_ns() + self._time_limit_ns
         spec = load_spec(manifest, installed.path, variant.name, threads=self._threads)
         largest = largest_request(manifest)
-        bench = _Bench(installed, variant, Timing(_EACH_NS, () if largest is None else (largest,)), deadline_ns)
+        further = () if largest is None else (largest,)
+        bench = _Bench(installed, variant, further, deadline_ns)
         plain = _Candidate("plain", spec)
         await self._probe(bench, plain)
         if plain.problem:
             raise _NoForms(f"as it came it does not pass its probe: {plain.problem}")
         others = [await self._make(form, spec, work / form, weights, deadline_ns) for form in _OTHER_FORMS]
-        for candidate in (*others, plain) * _ROUNDS:
+        for candidate in others:
             await self._probe(bench, candidate)
+        goldens = [request for request, _ in read_goldens(manifest, installed.path, variant.name)]
+        for candidate in others:
+            await self._race(bench, plain, candidate, [*goldens[:_MAX_TIMED_GOLDENS], *further])
         everything = (plain, *others)
-        covered = _covers_largest(manifest, plain.verdicts, has_largest=largest is not None)
-        costs = [candidate.cost(weights, covers_largest=covered) for candidate in everything]
+        costs = [candidate.cost(weights, covers_largest=_covers_largest(bench, candidate)) for candidate in everything]
         choice = choose_form(costs[0], costs[1:])
         chosen = next(candidate for candidate in everything if candidate.form == choice.cost.form)
         record = new_record(
             key,
             form=choice.cost,
             why=choice.why,
-            operating=_operating_cost(choice.cost, chosen.verdicts, variant, self._threads),
+            operating=_operating_cost(choice.cost, chosen.verdict, variant, self._threads),
             costs=costs,
             files={} if chosen.folder is None else await self._off_loop(partial(describe_files, chosen.folder)),
         )
@@ -229,27 +238,43 @@ class Compiler:
         return _Candidate(form, with_files(plain, files), folder)
 
     async def _probe(self, bench: _Bench, candidate: _Candidate) -> None:
-        """Measure a candidate in one more worker; one that was measured before stays so when the time is up."""
-        left_ns = bench.deadline_ns - self._clock.now_ns()
-        if candidate.problem or (left_ns <= 0 and candidate.verdicts):
-            return
-        if left_ns <= 0:
-            candidate.problem = "there was no time to measure it"
+        """Load a candidate once and hold it against the golden answers."""
+        if candidate.problem:
             return
         verdict = await probe(
             self._nursery,
             bench.installed.manifest,
             bench.installed.path,
             bench.variant.name,
-            load_timeout_ns=left_ns,
+            load_timeout_ns=max(0, bench.deadline_ns - self._clock.now_ns()),
             repeat=_REPEAT,
             spec=candidate.spec,
-            timing=bench.timing,
+            further=bench.further,
         )
-        if verdict.accepted:
-            candidate.verdicts.append(verdict)
+        candidate.verdict, candidate.load_ns = verdict, verdict.load_ns
+        candidate.problem = "" if verdict.accepted else f"{verdict.reason}: {verdict.detail}"
+
+    async def _race(self, bench: _Bench, plain: _Candidate, candidate: _Candidate, requests: list[Payload]) -> None:
+        """Time a candidate against plain."""
+        if candidate.problem:
+            return
+        limits = limits_for(bench.installed.manifest)
+        try:
+            race = await time_side_by_side(
+                self._nursery,
+                plain.spec,
+                candidate.spec,
+                requests,
+                limits=limits,
+                each_ns=_EACH_NS,
+                deadline_ns=bench.deadline_ns,
+            )
+        except SessionError as error:
+            candidate.problem = str(error)
         else:
-            candidate.problem = f"{verdict.reason}: {verdict.detail}"
+            candidate.pairs = race.pairs
+            candidate.load_ns = min(candidate.load_ns, race.load_ns.second_ns)
+            plain.load_ns = min(plain.load_ns, race.load_ns.first_ns)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._storage, work)
@@ -287,25 +312,18 @@ def profile_of(installed: Installed, forms: Sequence[CompiledForm], cpu_flags: f
     )
 
 
-def _covers_largest(manifest: Manifest, verdicts: Sequence[Verdict], *, has_largest: bool) -> bool:
-    """Whether the largest shape was among the timed requests: it is the last, and one that fails has no times."""
-    return has_one_shape(manifest) or (has_largest and all(verdict.timings_ns[-1] for verdict in verdicts))
+def _covers_largest(bench: _Bench, candidate: _Candidate) -> bool:
+    """Whether the largest shape was among what was timed: it is the last, and what fails has no time."""
+    if has_one_shape(bench.installed.manifest):
+        return True
+    if candidate.form == "plain":
+        return bool(bench.further) and candidate.verdict is not None and not candidate.verdict.further_failed
+    return bool(bench.further) and bool(candidate.pairs) and candidate.pairs[-1] is not None
 
 
-def _latencies_us(verdicts: Sequence[Verdict]) -> list[int]:
-    """Return the time of each timed request: of all its runs the fastest quarter's slowest, 0 where one failed.
-
-    What else the board does only ever adds to a run's time; the fast ones say what the form costs.
-    """
-    latencies = []
-    for rounds in zip(*(verdict.timings_ns for verdict in verdicts), strict=True):
-        runs = sorted(itertools.chain.from_iterable(rounds))
-        latencies.append(runs[len(runs) // 4] // 1000 if all(rounds) else 0)
-    return latencies
-
-
-def _operating_cost(cost: FormCost, verdicts: Sequence[Verdict], variant: Variant, threads: int) -> OperatingCost:
-    runs = sorted(itertools.chain.from_iterable(verdict.durations_ns for verdict in verdicts))
+def _operating_cost(cost: FormCost, verdict: Verdict | None, variant: Variant, threads: int) -> OperatingCost:
+    assert verdict is not None, "what is chosen was measured"
+    runs = sorted(verdict.durations_ns)
 
     def percentile_us(percent: int) -> int:
         return runs[min(len(runs) - 1, len(runs) * percent // 100)] // 1000
@@ -325,6 +343,6 @@ def _operating_cost(cost: FormCost, verdicts: Sequence[Verdict], variant: Varian
         load_peak_bytes=cost.peak_bytes,
         steady_bytes=cost.steady_bytes,
         mapped_bytes=cost.hot_bytes,
-        cpu_us_per_run=sum(verdict.cpu_ns for verdict in verdicts) // len(runs) // 1000,
+        cpu_us_per_run=verdict.cpu_ns // len(runs) // 1000,
         form=cost.form,
     )

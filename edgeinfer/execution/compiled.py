@@ -37,8 +37,8 @@ class FormChoice:
 
 
 def choose_form(plain: FormCost, others: Sequence[FormCost], *, margin: float = LATENCY_MARGIN) -> FormChoice:
-    """Return the best form; `plain` itself when nothing is better. All were timed with the same requests."""
-    objections = {cost.form: _objection(plain, cost, margin) for cost in others}
+    """Return the best form; `plain` itself when nothing is better."""
+    objections = {cost.form: _objection(cost, margin) for cost in others}
     eligible = [cost for cost in others if not objections[cost.form]]
     told = "; ".join(f"{form}: {text}" for form, text in objections.items() if text)
     if plain.problem or not eligible:
@@ -71,16 +71,15 @@ def charged_bytes(plain: FormCost, chosen: FormCost, declared_peak_bytes: int) -
     return min(max(measured, declared_peak_bytes - saved), declared_peak_bytes)
 
 
-def _objection(plain: FormCost, cost: FormCost, margin: float) -> str:
+def _objection(cost: FormCost, margin: float) -> str:
+    """Return why a form is not eligible, empty when it is."""
     if cost.problem:
         return cost.problem
     if cost.form == "mapped" and not cost.covers_largest:
         return "not timed at the largest shape"
-    if not cost.latencies_us or len(cost.latencies_us) != len(plain.latencies_us):
+    if not any(cost.latencies_us):
         return "not timed"
-    for before_us, now_us in zip(plain.latencies_us, cost.latencies_us, strict=True):
-        if before_us and not now_us:
-            return "a request failed that the plain form answers"
-        if now_us > before_us * (1 + margin):
-            return f"{now_us / 1000:.1f} ms a run instead of {before_us / 1000:.1f}"
+    for plain_us, now_us in zip(cost.plain_latencies_us, cost.latencies_us, strict=True):
+        if now_us > plain_us * (1 + margin):
+            return f"{now_us / 1000:.2f} ms a run instead of {plain_us / 1000:.2f}"
     return ""

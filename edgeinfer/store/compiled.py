@@ -82,7 +82,9 @@ class FormCost(msgspec.Struct, frozen=True, omit_defaults=True):
     """Mapped weights that the runs touch; the same pages for all workers."""
     disk_bytes: int = 0
     latencies_us: list[int] = []
-    """Of each timed request, the same ones for every form; 0 where it failed."""
+    """Of each timed request; 0 where it failed."""
+    plain_latencies_us: list[int] = []
+    """Of the same requests in the plain form, run by turns with these; 0 where it failed in either."""
     covers_largest: bool = False
     """Whether a request of the largest declared shape was among them."""
 

@@ -109,6 +109,8 @@ def _load(spec: LoadSpec, channel: Channel, inbox: Inbox) -> Runner:
         raise Fault("out_of_memory", f"{spec.title} does not fit its memory limit while loading") from error
     loaded_ns = time.monotonic_ns()
     after = read_memory() or before
+    if spec.mapped:  # pages of the file that were looked at and let go while loading would count as anonymous
+        forget_peak()
     channel.send(
         Loaded(
             load_ns=loaded_ns - began_ns,

@@ -26,6 +26,11 @@ def read_memory(pid: int | str = "self") -> Memory | None:
     return Memory(anon_bytes=share, peak_anon_bytes=peak - (anon - share), rss_bytes=status["VmRSS"])
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Return the resident anonymous memory of a process, what it shares with its zygote included; 0 when gone. Fast."""
+    return _kilobytes(f"/proc/{pid}/status").get("RssAnon", 0)
+
+
 def resident_file_bytes(pid: int, paths: Iterable[str]) -> int:
     """Return how much of the files at `paths` a process has touched through its mappings; 0 when it is gone.
 

@@ -219,8 +219,8 @@ class Memory(msgspec.Struct, frozen=True, array_like=True):
     anon_bytes: int
     """Its share of anonymous resident memory: what it is charged for."""
     peak_anon_bytes: int
-    """The highest that was since the worker began to load. An estimate: the kernel keeps only the peak of all
-    resident memory, so mapped files as they are now are taken off."""
+    """The highest that was since the worker began to load; with mapped weights, since it had loaded. An estimate: the
+    kernel keeps only the peak of all resident memory, so mapped files as they are now are taken off."""
     rss_bytes: int
     """All resident memory, mapped files included."""
 

@@ -7,11 +7,12 @@ only this worker pays. What follows from the verdict is `store`'s and `execution
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from edgeinfer import oip
 from edgeinfer.artifact.bundle import read_golden
@@ -19,13 +20,14 @@ from edgeinfer.artifact.manifest import Manifest, Variant
 from edgeinfer.clock import NS_PER_S, MonotonicClock
 from edgeinfer.errors import ArtifactError, ManifestInvalid, ProtocolError, RuntimeUnusable, SessionError
 from edgeinfer.request import Payload
-from edgeinfer.worker.memory import resident_file_bytes
+from edgeinfer.worker.memory import anonymous_bytes, resident_file_bytes
 from edgeinfer.worker.messages import LoadSpec, Memory
 from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.spec import limits_for, load_spec
 from edgeinfer.worker.worker import RunResult, Worker
 
 _STREAM: Final = "golden"
+_LOOK_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +47,12 @@ class Verdict:
     """Time inside ONNX Runtime of each repeated run, golden ones not counted."""
     cpu_ns: int = 0
     """CPU time of all threads over the repeated runs."""
-    timings_ns: tuple[tuple[int, ...], ...] = ()
-    """Time inside ONNX Runtime of the timed runs of each request of `Timing`; empty for one that failed."""
+    load_peak_bytes: int = 0
+    """Anonymous memory at the peak of loading, looked at every `_LOOK_S`; what is shared with the zygote included."""
     hot_bytes: int = 0
     """How much of the mapped weight files the runs have touched."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What a probe times beyond the golden runs."""
-
-    each_ns: int
-    """Time for the runs of one request; at least `MIN_TIMED_RUNS` are made."""
-    requests: Sequence[Payload] = ()
-    """Besides the first `MAX_TIMED_GOLDENS` golden requests, which come first. Their answers are not judged."""
-
-
-MIN_TIMED_RUNS: Final = 6
-MAX_TIMED_RUNS: Final = 100
-MAX_TIMED_GOLDENS: Final = 2
+    further_failed: int = 0
+    """Requests of `further` that were not answered."""
 
 
 async def probe(
@@ -77,11 +66,12 @@ async def probe(
     run_timeout_ns: int = 30 * NS_PER_S,
     repeat: int = 0,
     spec: LoadSpec | None = None,
-    timing: Timing | None = None,
+    further: Sequence[Payload] = (),
 ) -> Verdict:
     """Load a variant in a worker of its own and run its golden requests, then the first one `repeat` times more.
 
-    `spec` is the load order where it isn't the plain one: another form of the same variant. `timing` asks for times.
+    `spec` is the load order where it isn't the plain one: another form of the same variant. The requests of `further`
+    are run as well, for what they cost; their answers are not judged.
     Those of other variants are left alone. The golden requests of a stateful model are one sequence. The caller has
     reserved the memory and has verified the bundle's files.
 
@@ -93,9 +83,10 @@ async def probe(
     clock = MonotonicClock()
     order = spec or load_spec(manifest, bundle, variant_name, threads=threads)
     try:
-        goldens = _read_goldens(manifest, bundle, variant_name)
+        goldens = read_goldens(manifest, bundle, variant_name)
         limits = limits_for(manifest)
-        worker = await Worker.start(nursery, order, deadline_ns=clock.now_ns() + load_timeout_ns, limits=limits)
+        start = Worker.start(nursery, order, deadline_ns=clock.now_ns() + load_timeout_ns, limits=limits)
+        worker, load_peak_bytes = await _watch_loading(nursery, start)
     except RuntimeUnusable:
         raise
     except SessionError as error:
@@ -104,21 +95,45 @@ async def probe(
         return Verdict(accepted=False, reason="golden_invalid", detail=str(error))
     try:
         verdict = await _examine(worker, variant, goldens, run_timeout_ns=run_timeout_ns, repeat=repeat)
-        if timing is None or not verdict.accepted:
+        if not verdict.accepted:
             return verdict
-        requests = [request for request, _ in goldens[:MAX_TIMED_GOLDENS]] + list(timing.requests)
-        timings = [await _time(worker, request, timing.each_ns, run_timeout_ns) for request in requests]
+        failed = 0
+        for request in further:
+            deadline_ns = clock.now_ns() + run_timeout_ns
+            ending = await worker.run(request, deadline_ns=deadline_ns, stream=_STREAM, sequence_start=True)
+            if isinstance(ending, RunResult):
+                ending.release()
+            else:
+                failed += 1
+        mapped = [file.path for file in order.mapped]
+        hot_bytes = resident_file_bytes(worker.pid, mapped) if mapped else 0
         return replace(
             verdict,
-            timings_ns=tuple(timings),
             memory=worker.memory() or verdict.memory,
-            hot_bytes=resident_file_bytes(worker.pid, [file.path for file in order.mapped]) if order.mapped else 0,
+            load_peak_bytes=load_peak_bytes,
+            hot_bytes=hot_bytes,
+            further_failed=failed,
         )
     finally:
         await worker.stop(grace_ns=0)
 
 
-def _read_goldens(manifest: Manifest, bundle: Path, variant_name: str) -> list[tuple[Payload, Payload]]:
+async def _watch_loading(nursery: Nursery, start: Coroutine[Any, Any, Worker]) -> tuple[Worker, int]:
+    """Start a worker; return it with the most anonymous memory that any new worker was seen to have meanwhile."""
+    known, peak_bytes = set(nursery.pids()), 0
+    starting = asyncio.ensure_future(start)
+    try:
+        while not starting.done():
+            peak_bytes = max([peak_bytes, *(anonymous_bytes(pid) for pid in nursery.pids() if pid not in known)])
+            await asyncio.wait([starting], timeout=_LOOK_S)
+    except asyncio.CancelledError:
+        starting.cancel()
+        await asyncio.wait([starting])
+        raise
+    return starting.result(), peak_bytes
+
+
+def read_goldens(manifest: Manifest, bundle: Path, variant_name: str) -> list[tuple[Payload, Payload]]:
     """Return the requests that judge a variant, each with the response that it must get.
 
     Raises:
@@ -180,21 +195,6 @@ async def _examine(
         durations_ns=tuple(durations),
         cpu_ns=_cpu_ns(worker.pid) - before_ns,
     )
-
-
-async def _time(worker: Worker, request: Payload, each_ns: int, run_timeout_ns: int) -> tuple[int, ...]:
-    """Run a request for about `each_ns`; return the durations without the first one, empty when it fails."""
-    clock = MonotonicClock()
-    durations: list[int] = []
-    until_ns = clock.now_ns() + each_ns
-    while len(durations) <= MIN_TIMED_RUNS or (clock.now_ns() < until_ns and len(durations) <= MAX_TIMED_RUNS):
-        deadline_ns = clock.now_ns() + run_timeout_ns
-        ending = await worker.run(request, deadline_ns=deadline_ns, stream=_STREAM, sequence_start=True)
-        if not isinstance(ending, RunResult):
-            return ()
-        durations.append(ending.marks.finished_ns - ending.marks.started_ns)
-        ending.release()
-    return tuple(durations[1:])
 
 
 def _rejected(what: str, ending: object) -> Verdict:
