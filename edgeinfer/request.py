@@ -230,6 +230,27 @@ class Outcome:
         return self.ended_ns - (timeline.received_ns if timeline.captured_ns is None else timeline.captured_ns)
 
     @property
+    def phases_ns(self) -> dict[str, int]:
+        """How long each phase took: `wait` (until it was given to an executor), `decode`, `run`, `post`, `network`.
+
+        Phases that didn't happen, or that nobody told us about, are missing.
+        """
+        timeline = self.request.timeline
+        began_ns = timeline.received_ns if timeline.captured_ns is None else timeline.captured_ns
+        spans = {
+            "wait": (began_ns, timeline.dispatched_ns),
+            "decode": (timeline.dispatched_ns, timeline.decoded_ns),
+            "run": (timeline.started_ns, timeline.finished_ns),
+            "post": (timeline.finished_ns, timeline.postprocessed_ns),
+            "network": (0, timeline.network_ns),
+        }
+        return {
+            phase: end_ns - start_ns
+            for phase, (start_ns, end_ns) in spans.items()
+            if start_ns is not None and end_ns is not None
+        }
+
+    @property
     def in_time(self) -> bool:
         """Whether the answer came by its deadline."""
         return self.kind is OutcomeKind.OK

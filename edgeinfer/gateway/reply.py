@@ -121,6 +121,7 @@ def _facts(outcome: Outcome, result: Result) -> dict[str, Any]:
         "variant": result.variant,
         "digest": result.digest,
         "latency_ms": round(outcome.latency_ns / 1e6, 3),
+        **{f"{phase}_ms": round(span_ns / 1e6, 3) for phase, span_ns in outcome.phases_ns.items()},
     }
 
 

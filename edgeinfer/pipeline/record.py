@@ -87,17 +87,5 @@ def _answer(result: Result, outputs: Collection[str] | None) -> dict[str, Any]:
 
 def _phases(outcome: Outcome) -> dict[str, float]:
     """Return how long each phase took, in milliseconds; phases that did not happen are left out."""
-    timeline = outcome.request.timeline
-    spans = {
-        "wait": _span(timeline.captured_ns or timeline.received_ns, timeline.dispatched_ns),
-        "decode": _span(timeline.dispatched_ns, timeline.decoded_ns),
-        "run": _span(timeline.started_ns, timeline.finished_ns),
-        "post": _span(timeline.finished_ns, timeline.postprocessed_ns),
-        "network": timeline.network_ns,
-        "total": outcome.latency_ns,
-    }
-    return {phase: round(span / NS_PER_MS, 3) for phase, span in spans.items() if span is not None}
-
-
-def _span(start_ns: int | None, end_ns: int | None) -> int | None:
-    return None if start_ns is None or end_ns is None else end_ns - start_ns
+    spans = {**outcome.phases_ns, "total": outcome.latency_ns}
+    return {phase: round(span / NS_PER_MS, 3) for phase, span in spans.items()}

@@ -90,6 +90,17 @@ def test_a_json_answer_has_null_for_what_json_cannot_say() -> None:
     }  # fmt: skip
 
 
+def test_an_answer_tells_its_phases() -> None:
+    request = _request()
+    timeline = request.timeline
+    timeline.dispatched_ns, timeline.decoded_ns, timeline.started_ns = 1_000_000, 1_500_000, 1_500_000
+    timeline.finished_ns, timeline.postprocessed_ns = 9_500_000, 9_750_000
+    reply = outcome_reply(conclude(request, _result(), now_ns=10_000_000), binary=False)
+    said = json.loads(bytes(reply.chunks[0]))["parameters"]
+    phases = {key: value for key, value in said.items() if key.endswith("_ms")}
+    assert phases == {"wait_ms": 1.0, "decode_ms": 0.5, "run_ms": 8.0, "post_ms": 0.25, "latency_ms": 10.0}
+
+
 def test_a_late_answer_says_so() -> None:
     reply = outcome_reply(conclude(_request(), _result(), now_ns=2 * 10**9), binary=False)
     assert reply.status == 200
