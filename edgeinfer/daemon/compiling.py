@@ -20,9 +20,11 @@ from edgeinfer.artifact.external_data import external_locations
 from edgeinfer.artifact.manifest import Manifest, Variant
 from edgeinfer.artifact.profile import SCHEMA, Latency, OperatingCost, Profile
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, MonotonicClock
-from edgeinfer.errors import EdgeInferError, SessionError, mib
-from edgeinfer.execution.compiled import choose_form
+from edgeinfer.errors import ArtifactError, EdgeInferError, SessionError, mib
+from edgeinfer.execution.compiled import choose_form, form_key
+from edgeinfer.execution.ledger import budget_bytes
 from edgeinfer.request import Payload
+from edgeinfer.sensors.memory import read_memory
 from edgeinfer.store.compiled import (
     MODEL_FILE,
     CompiledForm,
@@ -57,22 +59,11 @@ _REPEAT: Final = 20
 """Runs for the profile."""
 _MIN_COPIES: Final = 3
 """Of the weights, while a form is made: the file as it is read, its tensors, and one packed."""
+_MEMORY_RESERVE_BYTES: Final = 64 << 20
+"""Left to everybody else while a form is made."""
 _CPU_PROVIDER: Final = "CPUExecutionProvider"
 
 T = TypeVar("T")
-
-
-def form_key(digest: str, variant: Variant, *, onnxruntime: str, cpu_flags: frozenset[str]) -> FormKey:
-    """Return what a compiled form of the variant holds for on this device now."""
-    return FormKey(digest, variant.name, onnxruntime, platform.machine(), cpu_flags, tuple(variant.providers))
-
-
-def form_files(form: CompiledForm) -> FormFiles | None:
-    """Return the load order's part of a form, None when the variant is loaded as it came."""
-    if form.record.form == "plain":
-        return None
-    mapped = tuple(MappedFile(str(path), size_bytes) for path, size_bytes in form.weights)
-    return FormFiles(form.record.form, form.model_path, mapped)
 
 
 class _NoForms(EdgeInferError):
@@ -150,7 +141,7 @@ class Compiler:
     async def compile(self, installed: Installed, variant: Variant) -> CompiledForm | None:
         """Keep the best form of an installed variant; return it, None when nothing could be measured or kept.
 
-        What was kept before for another key is replaced.
+        One that is there for this CPU and runtime is left as it is; one for others is replaced.
         """
         title = f"{installed.manifest.name} {installed.manifest.version} {variant.name}"
         try:
@@ -174,8 +165,21 @@ class Compiler:
             onnxruntime=self._nursery.snapshot().onnxruntime,
             cpu_flags=self._cpu_flags,
         )
+        if found := await self._off_loop(partial(self._found, key)):
+            return found
         with self._store.writing() as work:
             return await self._measure(installed, variant, key, work, weights)
+
+    def _found(self, key: FormKey) -> CompiledForm | None:
+        """Return the form that is there already, when it is sound."""
+        form = self._store.find(key)
+        if form is not None:
+            try:
+                self._store.check(form)
+            except ArtifactError as error:
+                _log.warning("compiled form is damaged and made again: %s", error)
+                return None
+        return form
 
     async def _measure(
         self, installed: Installed, variant: Variant, key: FormKey, work: Path, weights: int
@@ -278,6 +282,18 @@ class Compiler:
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._storage, work)
+
+
+def available_memory() -> int:
+    """Return the memory that a throw-away worker may take: what machine and control groups have left, less a reserve."""
+    reading = read_memory(Path("/proc"), Path("/sys"))
+    return budget_bytes(
+        configured_ceiling=None,
+        own_bytes=0,
+        available_bytes=reading.available_bytes or 0,
+        cgroup_headrooms=reading.headrooms,
+        reserve=_MEMORY_RESERVE_BYTES,
+    )
 
 
 def weights_bytes(bundle: Path, manifest: Manifest, variant: Variant) -> int:

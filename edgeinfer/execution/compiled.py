@@ -1,6 +1,6 @@
 """Choose the form in which a variant is loaded on this device, from what was measured here.
 
-Pure. The rule, in this order:
+Pure; also what a form means to those who load it: its key, its files, its charge. The rule, in this order:
 
 1. A form is eligible when its golden answers are right, and no timed request takes more than `LATENCY_MARGIN` longer
    than in the plain form. Where shapes may vary, the largest must have been among them: raw weights can be as fast as
@@ -13,12 +13,16 @@ Pure. The rule, in this order:
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from edgeinfer.artifact.manifest import Variant
 from edgeinfer.errors import mib
-from edgeinfer.store.compiled import FormCost
+from edgeinfer.store.compiled import CompiledForm, FormCost, FormKey
+from edgeinfer.worker.messages import MappedFile
+from edgeinfer.worker.spec import FormFiles
 
 LATENCY_MARGIN: Final = 0.10
 """How much slower counts as equal: two workers with the same form differ by less than that, most of the time."""
@@ -38,9 +42,9 @@ class FormChoice:
 
 def choose_form(plain: FormCost, others: Sequence[FormCost], *, margin: float = LATENCY_MARGIN) -> FormChoice:
     """Return the best form; `plain` itself when nothing is better."""
-    objections = {cost.form: _objection(cost, margin) for cost in others}
-    eligible = [cost for cost in others if not objections[cost.form]]
-    told = "; ".join(f"{form}: {text}" for form, text in objections.items() if text)
+    judged = [(cost, _objection(plain, cost, margin)) for cost in others]
+    eligible = [cost for cost, objection in judged if not objection]
+    told = "; ".join(f"{cost.form}: {objection}" for cost, objection in judged if objection)
     if plain.problem or not eligible:
         return FormChoice(plain, told or plain.problem or "no other form was made")
     least = min(cost.steady_bytes for cost in (plain, *eligible))
@@ -54,6 +58,19 @@ def choose_form(plain: FormCost, others: Sequence[FormCost], *, margin: float = 
         f"loads in {best.load_ms:.0f} ms instead of {plain.load_ms:.0f}"
     )
     return FormChoice(best, f"{why}; {told}" if told else why)
+
+
+def form_key(digest: str, variant: Variant, *, onnxruntime: str, cpu_flags: frozenset[str]) -> FormKey:
+    """Return what a compiled form of the variant holds for on this device, with this runtime."""
+    return FormKey(digest, variant.name, onnxruntime, platform.machine(), cpu_flags, tuple(variant.providers))
+
+
+def form_files(form: CompiledForm | None) -> FormFiles | None:
+    """Return the load order's part of a form, None when the variant is loaded as it came."""
+    if form is None or form.record.form == "plain":
+        return None
+    mapped = tuple(MappedFile(str(path), size_bytes) for path, size_bytes in form.weights)
+    return FormFiles(form.record.form, form.model_path, mapped)
 
 
 def charged_bytes(plain: FormCost, chosen: FormCost, declared_peak_bytes: int) -> int:
@@ -71,7 +88,7 @@ def charged_bytes(plain: FormCost, chosen: FormCost, declared_peak_bytes: int) -
     return min(max(measured, declared_peak_bytes - saved), declared_peak_bytes)
 
 
-def _objection(cost: FormCost, margin: float) -> str:
+def _objection(plain: FormCost, cost: FormCost, margin: float) -> str:
     """Return why a form is not eligible, empty when it is."""
     if cost.problem:
         return cost.problem
@@ -79,6 +96,8 @@ def _objection(cost: FormCost, margin: float) -> str:
         return "not timed at the largest shape"
     if not any(cost.latencies_us):
         return "not timed"
+    if plain.covers_largest and not all(cost.latencies_us):
+        return "a request failed that the plain form answers"
     for plain_us, now_us in zip(cost.plain_latencies_us, cost.latencies_us, strict=True):
         if now_us > plain_us * (1 + margin):
             return f"{now_us / 1000:.2f} ms a run instead of {plain_us / 1000:.2f}"
