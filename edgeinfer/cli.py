@@ -8,6 +8,7 @@ expired (try again later), 78 wrong config, 130 interrupted; others are in `edge
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -82,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     status.add_argument("--socket", type=Path, default=DEFAULT_SOCKET, help="the daemon's socket (default %(default)s)")
     status.set_defaults(act=_status)
 
+    _add_bench_parser(commands)
     _add_bundle_parser(commands)
 
     unit = commands.add_parser("unit", help="print a systemd unit for this installation")
@@ -89,6 +91,37 @@ def build_parser() -> argparse.ArgumentParser:
     unit.add_argument("--config", type=Path, help="config file to name in it (default: below /etc/edgeinfer)")
     unit.set_defaults(act=_unit)
     return parser
+
+
+def _add_bench_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser("bench", help="put load on a running daemon and measure what comes of it")
+    bench.add_argument("model")
+    what = bench.add_mutually_exclusive_group()
+    what.add_argument("--file", type=Path, help="a JPEG, PNG, WAV or text file to send; default: zeros")
+    what.add_argument("--text", help="a text to send")
+    bench.add_argument("--rate", type=_positive, help="requests a second, whatever comes back; default: as answered")
+    bench.add_argument("--even", action="store_true", help="with --rate: evenly spaced, not at random (Poisson)")
+    bench.add_argument("--concurrency", type=_count, help="connections (default 1, with --rate 32)")
+    bench.add_argument("--seconds", type=_positive, default=10.0, help="for how long (default %(default)s)")
+    bench.add_argument("--deadline-ms", type=_positive, help="default: the deadline the model was built for")
+    bench.add_argument("--scope", choices=("device", "site", "any"), default="device", help="how far it may travel")
+    bench.add_argument("--json", action="store_true", help="print the report as JSON")
+    bench.add_argument("--socket", type=Path, default=DEFAULT_SOCKET, help="the daemon's socket (default %(default)s)")
+    bench.set_defaults(act=_bench)
+
+
+def _positive(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+
+
+def _count(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if 1 <= (value := int(text)) <= 1024:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number between 1 and 1024")
 
 
 def _add_bundle_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -178,6 +211,32 @@ def _infer(args: argparse.Namespace) -> int:
             return 66
     print(json.dumps(answer.to_dict(), indent=2) if args.json else _describe(answer))
     return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from edgeinfer.client import Client
+    from edgeinfer.client.load import Load, choose_inputs, describe, run_load, summarize
+
+    with Client(args.socket) as client:
+        specs = client.model(args.model)["inputs"]
+    try:
+        inputs = choose_inputs(specs, args.model, file=args.file, text=args.text)
+    except OSError as error:
+        print(f"edgeinfer: {args.file} cannot be read: {error.strerror}", file=sys.stderr)
+        return 66
+    load = Load(
+        model=args.model,
+        inputs=inputs,
+        seconds=args.seconds,
+        rate_hz=args.rate,
+        concurrency=args.concurrency or (1 if args.rate is None else 32),
+        evenly=args.even,
+        deadline_ms=args.deadline_ms,
+        options={"scope": args.scope},
+    )
+    report = summarize(load, run_load(load, args.socket))
+    print(json.dumps(report, indent=2) if args.json else describe(report))
+    return 0 if report["in_time"] else 75
 
 
 def _describe(answer: Inference) -> str:
