@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from edgeinfer.clock import NS_PER_S, NS_PER_US
@@ -125,7 +126,7 @@ def _figures(tallies: dict[tuple[Sizes, float], Tally]) -> list[Figure]:
         Figure("overload.wasted_pct", 100 * total.wasted_ns / total.ran_ns, "%", 2.0, "lower",
                note="time from dispatch to the end of runs that were not in time, of all runs'"),
         Figure("overload.firm_broken_pct", 100 * total.broken / max(1, total.promised), "%", 0.1, "lower",
-               runs=total.promised, note="firm requests admitted and then not answered in time"),
+               runs=total.promised, note=f"firm requests admitted and then not answered in time: {_counts(total.broken_as)}"),
         Figure("overload.vs_fifo_ratio", total.ours_ns / max(1, total.fifo_ns), "x", None, "higher",
                "first come first served", note="service time in time, over all traces and loads"),
         Figure("overload.vs_peer_ratio", None, "x", None, "higher", "MLServer", note="not measured yet"),
@@ -141,6 +142,15 @@ def _note(tally: Tally) -> str:
         f"core is in session.run {tally.inside_ns / tally.wall_ns:.0%}",
         f"loop and sender busy {tally.loop_cpu_ns / tally.wall_ns:.0%}",
         f"promises broken {tally.broken} of {tally.promised}",
-        *(f"{count} {reason}" for reason, count in tally.reasons.most_common(3)),
+        f"on time of the firm {_share(tally, firm=True):.0%}, of the displaceable {_share(tally, firm=False):.0%}",
+        _counts(tally.reasons),
     ]
     return "; ".join(parts)
+
+
+def _share(tally: Tally, *, firm: bool) -> float:
+    return tally.on_time_by_class[firm] / max(1, tally.offered_by_class[firm])
+
+
+def _counts(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4) if count) or "none"

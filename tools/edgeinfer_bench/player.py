@@ -63,6 +63,11 @@ class Tally:
     """From the first arrival to the last outcome of ours."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Of what was not in time."""
+    broken_as: Counter[str] = field(default_factory=Counter)
+    """What the broken promises ended as."""
+    offered_by_class: Counter[bool] = field(default_factory=Counter)
+    on_time_by_class: Counter[bool] = field(default_factory=Counter)
+    """Service time of firm (True) and displaceable jobs, in nanoseconds."""
 
     def add(self, other: Tally) -> None:
         """Count another window in."""
@@ -160,10 +165,13 @@ def count(outcome: Outcome, job: Sent, tally: Tally) -> None:
     """Count what became of one job; pure but for the tally."""
     timeline = outcome.request.timeline
     in_time = outcome.kind is OutcomeKind.OK
+    how = f"{outcome.kind} {outcome.reason}"
+    tally.offered_by_class[job.firm] += job.service_ns
+    tally.on_time_by_class[job.firm] += job.service_ns if in_time else 0
     if in_time:
         tally.ours_ns += job.service_ns
     else:
-        tally.reasons[f"{outcome.kind} {outcome.reason}"] += 1
+        tally.reasons[how] += 1
     if timeline.dispatched_ns is not None:
         ran_ns = outcome.ended_ns - timeline.dispatched_ns
         tally.ran_ns += ran_ns
@@ -173,6 +181,7 @@ def count(outcome: Outcome, job: Sent, tally: Tally) -> None:
     if job.firm and timeline.admitted_ns is not None:
         tally.promised += 1
         tally.broken += not in_time
+        tally.broken_as[how] += not in_time
 
 
 async def _until(at_ns: int) -> None:
