@@ -126,7 +126,7 @@ def _figures(tallies: dict[tuple[Sizes, float], Tally]) -> list[Figure]:
         Figure("overload.wasted_pct", 100 * total.wasted_ns / total.ran_ns, "%", 2.0, "lower",
                note="time from dispatch to the end of runs that were not in time, of all runs'"),
         Figure("overload.firm_broken_pct", 100 * total.broken / max(1, total.promised), "%", 0.1, "lower",
-               runs=total.promised, note=f"firm requests admitted and then not answered in time: {_counts(total.broken_as)}"),
+               runs=total.promised, note=f"firm, admitted and then not answered in time: {_counts(total.broken_as)}"),
         Figure("overload.vs_fifo_ratio", total.ours_ns / max(1, total.fifo_ns), "x", None, "higher",
                "first come first served", note="service time in time, over all traces and loads"),
         Figure("overload.vs_peer_ratio", None, "x", None, "higher", "MLServer", note="not measured yet"),
