@@ -2,8 +2,8 @@
 
 Frames are taken on a grid of periods. A loop that overran goes on with the next point of the grid: points that passed
 are counted as missed, never made up for. A frame's deadline counts from its capture; one that is already too old is
-dropped and counted before it costs anything. At most `max_running` requests run at once, of a stateful model one,
-so that its frames stay in order; meanwhile the newest frame waits in the source.
+dropped and counted before it costs anything. How many requests may be under way at once is bounded, of a stateful model
+one, so that its frames stay in order; meanwhile the newest frame waits in the source.
 
 What is decided about a request after `submit` is the scheduler's. The loop never ends because of a frame, a source
 or a sink that fails: it counts, reports and goes on.
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 _RETRY_NS = NS_PER_S
 _LONGEST_RETRY_NS = 30 * NS_PER_S
+_MOST_OUTSTANDING = 16
+"""However long the deadline: each holds a frame's memory."""
+_MOST_FIRM = 2
+"""One that runs and one that is next: frames that are promises don't supersede each other, so more would queue."""
 _WENT_WELL = frozenset({OutcomeKind.OK, OutcomeKind.LATE})
 """After any other ending a stateful model lacks the state that the next frame would need."""
 
@@ -61,6 +65,14 @@ class LoopSnapshot:
     sinks: tuple[SinkSnapshot, ...]
 
 
+def max_outstanding(period_ns: int, deadline_ns: int) -> int:
+    """Return how many displaceable frames may be under way: as many as begin before the first one's deadline.
+
+    Here at most one of them waits: a newer frame supersedes it, and then it goes next door or is refused.
+    """
+    return max(2, min(_MOST_OUTSTANDING, -(-deadline_ns // period_ns)))
+
+
 class InferenceLoop:
     """One loop of the service. Loop thread only; `run` owns its tasks."""
 
@@ -74,12 +86,11 @@ class InferenceLoop:
         manifest: Callable[[], Manifest | None],
         clock: Clock,
         stamp: Callable[[], dict[str, Any]] = dict,
-        max_running: int = 2,
     ) -> None:
         """Make a loop.
 
         `manifest` returns the model's manifest as it is now, None while it is not installed. `stamp` says when a
-        record was made, by which clocks. `max_running`: one here and one next door.
+        record was made, by which clocks.
         """
         self._section = section
         self._source = source
@@ -88,7 +99,6 @@ class InferenceLoop:
         self._manifest = manifest
         self._clock = clock
         self._stamp = stamp
-        self._max_running = max_running
         self._enabled = section.enabled
         self._period_ns: int = section.period
         self._deadline_ns: int = section.deadline
@@ -203,10 +213,8 @@ class InferenceLoop:
         if manifest is not None and manifest.stateful:
             return not self._outstanding
         if self._section.firm:
-            return len(self._outstanding) < self._max_running
-        # One that still waits makes room by itself: the scheduler supersedes it by the newer frame.
-        running = sum(request.timeline.dispatched_ns is not None for request in self._outstanding.values())
-        return running < self._max_running and len(self._outstanding) <= self._max_running
+            return len(self._outstanding) < _MOST_FIRM
+        return len(self._outstanding) < max_outstanding(self._period_ns, self._deadline_ns)
 
     async def _take(self) -> Frame | None:
         """Return the newest frame; ask a source that fails again, less and less often."""

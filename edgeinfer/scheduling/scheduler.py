@@ -192,7 +192,8 @@ class Scheduler:
         ticket.stage = Stage.WAITING
         self._queue.push(job, ticket, stream=ticket.request.stream)
         for entry in filter(None, superseded):
-            self._end(entry.item, Refusal(Reason.SUPERSEDED, f"request {job.id} is a newer frame"))
+            refusal = Refusal(Reason.SUPERSEDED, f"request {job.id} is a newer frame")
+            self._elsewhere(entry.item, refusal, now_ns)
         for entry in filter(None, displaced):
             refusal = Refusal(Reason.DISPLACED, f"request {job.id} needs the time and is more important")
             self._elsewhere(entry.item, refusal, now_ns)

@@ -145,13 +145,15 @@ def test_a_request_carries_what_the_section_says() -> None:
     assert (request.model, request.stream) == ("camera", "front")
 
 
-def test_at_most_two_run_at_once_here_and_next_door() -> None:
-    machine = Machine(run_s=1.0, slots=5)
-    running: list[int] = []
-    machine.script = lambda _: running.append(machine.busy) or answer()  # type: ignore[func-returns-value]
-    _, snapshot = _play(_section(10, 5000), OnDemand, machine, 10)
-    assert max(running) <= 1  # the other one that is still running when one ends
-    assert snapshot.submitted == pytest.approx(20, abs=3)
+@pytest.mark.parametrize(
+    ("firm", "period_ms", "deadline_ms", "bound"),
+    [(False, 60, 600, 10), (False, 10, 5000, 16), (False, 500, 100, 2), (True, 10, 5000, 2)],
+)
+def test_what_is_under_way_at_once_is_bounded(firm: bool, period_ms: int, deadline_ms: int, bound: int) -> None:
+    """Displaceable frames: as many as begin before the first one's deadline, for those that run next door."""
+    machine = Machine(run_s=30.0, slots=99)
+    _, snapshot = _play(_section(period_ms, deadline_ms, firm=firm), OnDemand, machine, 20)
+    assert snapshot.submitted == bound
 
 
 def test_frames_of_a_stateful_model_never_overlap() -> None:

@@ -277,6 +277,30 @@ async def test_overload_goes_next_door_and_comes_back_by_itself(w: World) -> Non
     assert not w.scheduler.snapshot().offload_open
 
 
+@on_virtual_time(nearby_ms=30)
+async def test_a_superseded_frame_goes_next_door_if_it_is_in_time_there(w: World) -> None:
+    """A loop that is faster than the board: the newest frames run here, the ones they overtake next door."""
+    for _ in range(20):
+        w.submit("40ms", 200, firm=False, stream="camera")
+        await w.sleep(20)
+    await w.scheduler.drained()
+    assert {outcome.kind for outcome in w.outcomes} == {OK}
+    placed = [outcome.placement for outcome in w.outcomes]
+    assert placed.count(Placement.LOCAL) >= 9
+    assert placed.count(Placement.NEARBY) >= 8
+
+
+@on_virtual_time(nearby_ms=30)
+async def test_a_superseded_frame_that_may_not_leave_is_told_so(w: World) -> None:
+    w.submit("40ms", 200, firm=False, stream="camera", scope=DataScope.DEVICE)
+    older = w.submit("40ms", 200, firm=False, stream="camera", scope=DataScope.DEVICE)
+    w.submit("40ms", 200, firm=False, stream="camera", scope=DataScope.DEVICE)
+    outcome = await older.outcome()
+    assert (outcome.kind, outcome.reason) == (REJECTED, "superseded")
+    assert w.nearby is not None
+    assert w.nearby.started == []
+
+
 @on_virtual_time(nearby_ms=1)
 async def test_local_is_preferred_while_it_is_in_time_even_when_next_door_is_faster(w: World) -> None:
     assert (await w.submit("40ms", 45).outcome()).placement is Placement.LOCAL
