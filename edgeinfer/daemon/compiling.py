@@ -57,7 +57,7 @@ _EACH_NS: Final = NS_PER_S
 """For one request in two forms by turns."""
 _REPEAT: Final = 20
 """Runs for the profile."""
-_MIN_COPIES: Final = 3
+COMPILE_COPIES: Final = 3
 """Of the weights, while a form is made: the file as it is read, its tensors, and one packed."""
 _MEMORY_RESERVE_BYTES: Final = 64 << 20
 """Left to everybody else while a form is made."""
@@ -218,8 +218,8 @@ class Compiler:
     async def _make(self, form: Form, plain: LoadSpec, folder: Path, weights: int, deadline_ns: int) -> _Candidate:
         """Have a throw-away worker write a form into the new `folder`."""
         memory, room = self._memory_bytes(), self._store.room_bytes()
-        if memory < _MIN_COPIES * weights:
-            needed = mib(_MIN_COPIES * weights)
+        if memory < COMPILE_COPIES * weights:
+            needed = mib(COMPILE_COPIES * weights)
             return _Candidate(form, plain, problem=f"making it needs about {needed} of memory, {mib(memory)} are free")
         if room < weights:
             return _Candidate(
@@ -285,7 +285,7 @@ class Compiler:
 
 
 def available_memory() -> int:
-    """Return the memory that a throw-away worker may take: what machine and control groups have left, less a reserve."""
+    """Return the memory that a throw-away worker may take: what machine and groups have left, less a reserve."""
     reading = read_memory(Path("/proc"), Path("/sys"))
     return budget_bytes(
         configured_ceiling=None,

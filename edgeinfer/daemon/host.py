@@ -13,17 +13,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import Clock
 from edgeinfer.config import ModelSection, SchedulerSection
+from edgeinfer.daemon.compiling import COMPILE_COPIES, Compiler, available_memory
 from edgeinfer.daemon.memory import MemoryBudget
-from edgeinfer.errors import ConfigError, EdgeInferError, Problem, mib
+from edgeinfer.errors import BudgetExceeded, ConfigError, EdgeInferError, Problem, mib
+from edgeinfer.execution.compiled import form_key
 from edgeinfer.execution.ledger import MemoryLedger
 from edgeinfer.execution.loader import Loader
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import CrashNote
 from edgeinfer.sensors.cpu import quota_cores, thread_budget, usable_cpus
 from edgeinfer.sensors.cpuinfo import cpu_flags
-from edgeinfer.store.store import BundleStore
+from edgeinfer.store.compiled import CompiledStore
+from edgeinfer.store.store import BundleStore, Installed
 from edgeinfer.worker.nursery import Nursery
 
 _log = logging.getLogger(__name__)
@@ -65,12 +69,14 @@ class ModelHost:
         self.ledger = MemoryLedger(ceiling_bytes)  # what the machine has left is known once `start` was there
         self.cpus = _choose_cpus(scheduler, sys_root, proc_root)
         self.cores = thread_budget(self.cpus, quota_cores(proc_root, sys_root))
+        self._cpu_flags = cpu_flags(proc_root)
+        self._compiled = CompiledStore(state_dir)
         loader = Loader(
             store=self.store,
             nursery=self.nursery,
             clock=clock,
             cpus=self.cpus,
-            cpu_flags=cpu_flags(proc_root),
+            cpu_flags=self._cpu_flags,
             cancel_grace_ns=scheduler.kill_grace,
             storage=self.storage,
         )
@@ -111,8 +117,10 @@ class ModelHost:
     async def preload(self) -> None:
         """Load what shall be in memory from the start, the most important first; what can't be is told.
 
-        Nobody gives way here to one that is not more important.
+        Nobody gives way here to one that is not more important. Compiled forms that an update of ONNX Runtime or
+        another CPU has made stale are made anew before: now the memory is free, and nobody's deadline suffers.
         """
+        await self._rebuild_stale_forms()
         for section in sorted(self._sections, key=lambda section: -section.priority):
             if not section.preload:
                 continue
@@ -120,6 +128,43 @@ class ModelHost:
                 await self.cache.load(section, spare_equals=True)
             except EdgeInferError as error:
                 _log.error("not loaded model=%s error=%s", section.name, error)
+
+    async def _rebuild_stale_forms(self) -> None:
+        runtime = self.nursery.snapshot().onnxruntime
+        if not runtime:
+            return
+        for section in self._sections:
+            installed = self.cache.installed(section.name)
+            if installed is None or not section.preload:
+                continue
+            had = {form.record.variant for form in self._compiled.forms(installed.digest)}
+            for variant in installed.manifest.variants:
+                if variant.name not in had or not self._cpu_flags.issuperset(variant.instruction_sets):
+                    continue
+                key = form_key(installed.digest, variant, onnxruntime=runtime, cpu_flags=self._cpu_flags)
+                if self._compiled.find(key) is None:
+                    await self._rebuild_form(section, installed, variant)
+
+    async def _rebuild_form(self, section: ModelSection, installed: Installed, variant: Variant) -> None:
+        """Make a form anew, with memory that is reserved meanwhile."""
+        needed_bytes = variant.load_peak_bytes + COMPILE_COPIES * installed.manifest.files[variant.file].size_bytes
+        try:
+            reservation = self.ledger.reserve(f"compiling {section.name}/{variant.name}", needed_bytes)
+        except BudgetExceeded as error:
+            _log.info("not compiled model=%s variant=%s why=%r", section.name, variant.name, str(error))
+            return
+        compiler = Compiler(
+            nursery=self.nursery,
+            store=self._compiled,
+            cpu_flags=self._cpu_flags,
+            storage=self.storage,
+            memory_bytes=lambda: min(needed_bytes, available_memory()),
+            threads=section.threads,
+        )
+        try:
+            await compiler.compile(installed, variant)
+        finally:
+            reservation.release()
 
 
 def _within(section: ModelSection, cores: int) -> ModelSection:

@@ -1,4 +1,4 @@
-"""Install a bundle: verified, tried on this very CPU in a throw-away worker, then committed.
+"""Install a bundle: verified, tried on this very CPU in a throw-away worker, committed, then compiled for this device.
 
 The probe runs every variant that this CPU can run on its golden vectors, because a quantized model can be right on
 one CPU and wrong on the next. One that isn't right refuses the whole bundle: nothing half-trusted is installed.
@@ -7,14 +7,20 @@ one CPU and wrong on the next. One that isn't right refuses the whole bundle: no
 from __future__ import annotations
 
 import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgeinfer.artifact.manifest import Manifest
-from edgeinfer.errors import ArtifactError, UnsupportedSchema
+from edgeinfer.daemon.compiling import Compiler, available_memory, profile_of
+from edgeinfer.errors import ArtifactError, EdgeInferError, UnsupportedSchema
 from edgeinfer.sensors.cpuinfo import cpu_flags
+from edgeinfer.store.compiled import CompiledStore
 from edgeinfer.store.store import BundleStore, Installed
 from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.probe import probe
+
+_log = logging.getLogger(__name__)
 
 
 def install_bundle(source: Path, state_dir: Path) -> Installed:
@@ -25,7 +31,31 @@ def install_bundle(source: Path, state_dir: Path) -> Installed:
         StorageError: the store cannot be written.
         RuntimeUnusable: ONNX Runtime cannot be imported here.
     """
-    return BundleStore(state_dir).add(source, probe_bundle)
+    store = BundleStore(state_dir)
+    installed = store.add(source, probe_bundle)
+    try:
+        asyncio.run(_compile(store, installed, cpu_flags()))
+    except EdgeInferError as error:  # it is installed, and loads as it came
+        _log.warning("not compiled bundle=%r why=%r", installed.title, str(error))
+    return installed
+
+
+async def _compile(store: BundleStore, installed: Installed, flags: frozenset[str]) -> None:
+    """Find the form in which each variant loads best here, and keep what was measured as this device's profile."""
+    compiled, nursery = CompiledStore(store.state_dir), Nursery()
+    compiled.prune({item.digest for item in store.installed()})
+    await nursery.start()
+    try:
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage") as storage:
+            compiler = Compiler(
+                nursery=nursery, store=compiled, cpu_flags=flags, storage=storage, memory_bytes=available_memory
+            )
+            able = [variant for variant in installed.manifest.variants if flags.issuperset(variant.instruction_sets)]
+            forms = [form for variant in able if (form := await compiler.compile(installed, variant)) is not None]
+    finally:
+        await nursery.close()
+    if forms:
+        store.write_profile(profile_of(installed, forms, flags))
 
 
 def probe_bundle(bundle: Path, manifest: Manifest) -> None:

@@ -73,6 +73,20 @@ def form_files(form: CompiledForm | None) -> FormFiles | None:
     return FormFiles(form.record.form, form.model_path, mapped)
 
 
+def peak_bytes(form: CompiledForm | None, variant: Variant) -> int:
+    """Return the anonymous memory to reserve for each worker of a variant in that form, mapped weights not included."""
+    if form is None:
+        return variant.load_peak_bytes
+    return charged_bytes(form.record.cost_of("plain"), form.record.cost, variant.load_peak_bytes)
+
+
+def mapped_weights(form: CompiledForm | None) -> tuple[str, int] | None:
+    """Return whose weights a form maps, and the bytes to charge once for all workers; None when it maps none."""
+    if form is None or form.record.form == "plain":
+        return None
+    return f"weights {form.record.bundle_digest[:12]}/{form.record.variant}", form.record.cost.hot_bytes
+
+
 def charged_bytes(plain: FormCost, chosen: FormCost, declared_peak_bytes: int) -> int:
     """Return the anonymous memory to reserve for a worker of the chosen form, mapped weights not included.
 

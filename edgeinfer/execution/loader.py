@@ -17,8 +17,10 @@ from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
 from edgeinfer.errors import ArtifactError
-from edgeinfer.execution.ledger import Reservation
+from edgeinfer.execution.compiled import form_files, form_key, peak_bytes
+from edgeinfer.execution.ledger import Reservation, SharedReservation
 from edgeinfer.execution.resident import CrashNote, ResidentModel
+from edgeinfer.store.compiled import CompiledForm, CompiledStore, FormKey
 from edgeinfer.store.store import BundleStore, Installed
 from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.spec import limits_for, load_spec
@@ -48,6 +50,7 @@ class Loader:
         self.cpus = cpus
         """Where workers that are started from now on may run."""
         self._store = store
+        self._compiled = CompiledStore(store.state_dir)
         self._nursery = nursery
         self._clock = clock
         self._cpu_flags = cpu_flags
@@ -106,10 +109,28 @@ class Loader:
             )
         return [variant for variant in able if (installed.digest, variant.name) not in without]
 
-    def cost_bytes(self, section: ModelSection, installed: Installed, variant: Variant) -> int:
-        """Return what all its workers may ever take: their peaks, and all the slots that they may make."""
+    async def form(self, installed: Installed, variant: Variant) -> CompiledForm | None:
+        """Return the form that this device has compiled for the variant, None when it is loaded as it came.
+
+        Only one for this very CPU and runtime, with every byte as it was written.
+        """
+        runtime = self._nursery.snapshot().onnxruntime
+        key = form_key(installed.digest, variant, onnxruntime=runtime, cpu_flags=self._cpu_flags)
+        return await self._read(functools.partial(self._sound_form, key))
+
+    async def forget_form(self, form: CompiledForm) -> None:
+        """Give a form up: its variant is loaded as it came until one is made again."""
+        await self._read(functools.partial(self._compiled.discard, form))
+
+    def cost_bytes(
+        self, section: ModelSection, installed: Installed, variant: Variant, form: CompiledForm | None = None
+    ) -> int:
+        """Return what all its workers may ever take: their peaks, and all the slots that they may make.
+
+        Without the weights that they map: those are charged once.
+        """
         limits = limits_for(installed.manifest, cancel_grace_ns=self._cancel_grace_ns)
-        return section.workers * (variant.load_peak_bytes + limits.max_slot_bytes)
+        return section.workers * (peak_bytes(form, variant) + limits.max_slot_bytes)
 
     async def open(
         self,
@@ -120,8 +141,10 @@ class Loader:
         *,
         later: Callable[[int, Callable[[], Awaitable[None]], str], None],
         on_crash: Callable[[CrashNote], None],
+        form: CompiledForm | None = None,
+        mapped: SharedReservation | None = None,
     ) -> ResidentModel:
-        """Start every worker of a variant. The reservation goes to the model, or is released when it fails.
+        """Start every worker of a variant. The reservations go to the model, or are released when it fails.
 
         Raises:
             SessionError: the runtime refused it, or cannot run at all.
@@ -134,8 +157,9 @@ class Loader:
                 installed.path,
                 variant.name,
                 threads=section.threads,
-                reservation_bytes=variant.load_peak_bytes,
+                reservation_bytes=peak_bytes(form, variant),
                 cpus=self.cpus,
+                files=form_files(form),
             )
             deadline_ns = self._clock.now_ns() + _LOAD_TIMEOUT_NS
             return await Worker.start(self._nursery, spec, deadline_ns=deadline_ns, limits=limits)
@@ -149,14 +173,28 @@ class Loader:
             later=later,
             on_crash=on_crash,
             clock=self._clock,
+            form=form,
+            mapped=mapped,
         )
         await resident.open()
         _log.info(
-            "loaded model=%s version=%s variant=%s threads=%d load_ms=%.0f reserved_bytes=%d",
-            section.name, installed.manifest.version, variant.name, section.threads,
-            resident.load_ns / 1e6, reservation.size_bytes,
+            "loaded model=%s version=%s variant=%s form=%s threads=%d load_ms=%.0f reserved_bytes=%d",
+            section.name, installed.manifest.version, variant.name, form.record.form if form else "plain",
+            section.threads, resident.load_ns / 1e6, resident.reserved_bytes,
         )  # fmt: skip
         return resident
+
+    def _sound_form(self, key: FormKey) -> CompiledForm | None:
+        form = self._compiled.find(key)
+        if form is None or form.record.form == "plain":
+            return None
+        try:
+            self._compiled.check(form)
+        except ArtifactError as error:
+            _log.warning("compiled form given up, loading as it came: %s", error)
+            self._compiled.discard(form)
+            return None
+        return form
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._storage, work)

@@ -19,12 +19,14 @@ from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
 from edgeinfer.errors import ArtifactError, BudgetExceeded, EdgeInferError, RuntimeUnusable, SessionError, mib
+from edgeinfer.execution.compiled import mapped_weights
 from edgeinfer.execution.eviction import Tenant, choose_victims
-from edgeinfer.execution.ledger import MemoryLedger, Reservation
+from edgeinfer.execution.ledger import MemoryLedger, Reservation, SharedReservation
 from edgeinfer.execution.loader import Loader
 from edgeinfer.execution.resident import CrashNote, Phase, ResidentModel
 from edgeinfer.execution.wanted import RETRY_NS, ModelStatus, WantedModel
 from edgeinfer.request import Reason, Refusal
+from edgeinfer.store.compiled import CompiledForm
 from edgeinfer.store.store import Installed
 
 __all__ = ["ModelCache", "ModelStatus"]
@@ -233,11 +235,45 @@ class ModelCache:
     async def _load_variant(
         self, section: ModelSection, installed: Installed, variant: Variant, *, spare_equals: bool
     ) -> ResidentModel:
-        size_bytes = self._loader.cost_bytes(section, installed, variant)
+        """Load a variant in the form that is best here; as it came when that form is refused."""
+        form = await self._loader.form(installed, variant)
+        if form is not None:
+            try:
+                return await self._load_form(section, installed, variant, form, spare_equals=spare_equals)
+            except RuntimeUnusable:
+                raise
+            except (BudgetExceeded, SessionError) as error:
+                _log.warning(
+                    "loading as it came model=%s variant=%s form=%s why=%r",
+                    section.name, variant.name, form.record.form, str(error),
+                )  # fmt: skip
+                if isinstance(error, SessionError):
+                    await self._loader.forget_form(form)
+        return await self._load_form(section, installed, variant, None, spare_equals=spare_equals)
+
+    async def _load_form(
+        self,
+        section: ModelSection,
+        installed: Installed,
+        variant: Variant,
+        form: CompiledForm | None,
+        *,
+        spare_equals: bool,
+    ) -> ResidentModel:
+        size_bytes = self._loader.cost_bytes(section, installed, variant, form)
         up_to = section.priority - 1 if spare_equals else section.priority
-        reservation = await self._reserve(f"{section.name}/{variant.name}", size_bytes, up_to_priority=up_to)
+        reservation, mapped = await self._reserve(
+            f"{section.name}/{variant.name}", size_bytes, mapped_weights(form), up_to_priority=up_to
+        )
         return await self._loader.open(
-            section, installed, variant, reservation, later=self._later, on_crash=self._note_crash
+            section,
+            installed,
+            variant,
+            reservation,
+            later=self._later,
+            on_crash=self._note_crash,
+            form=form,
+            mapped=mapped,
         )
 
     async def _bring_back(self, wanted: WantedModel, before: ResidentModel) -> None:
@@ -253,23 +289,33 @@ class ModelCache:
 
     # Room
 
-    async def _reserve(self, owner: str, size_bytes: int, *, up_to_priority: int) -> Reservation:
+    async def _reserve(
+        self, owner: str, size_bytes: int, mapped: tuple[str, int] | None, *, up_to_priority: int
+    ) -> tuple[Reservation, SharedReservation | None]:
         """Reserve, evicting idle models of at most that priority when it takes that.
+
+        `mapped` names the weights that it maps, with their bytes, where it does.
 
         Raises:
             BudgetExceeded: it doesn't fit; nobody was evicted in vain.
         """
-        missing_bytes = size_bytes + self._ledger.overdrawn_bytes - self._ledger.free_bytes
+        needed_bytes = size_bytes + (mapped[1] if mapped else 0)
+        missing_bytes = needed_bytes + self._ledger.overdrawn_bytes - self._ledger.free_bytes
         if missing_bytes > 0:
             victims = choose_victims(self._tenants(), needed_bytes=missing_bytes, up_to_priority=up_to_priority)
             await self._evict(victims, f"to make room for {owner}")
-        return self._ledger.reserve(owner, size_bytes)
+        reservation = self._ledger.reserve(owner, size_bytes)
+        try:
+            return reservation, self._ledger.share(*mapped) if mapped else None
+        except BudgetExceeded:
+            reservation.release()
+            raise
 
     def _tenants(self) -> list[Tenant]:
         return [
             Tenant(
                 resident.section.name,
-                resident.reservation.size_bytes,
+                resident.reserved_bytes,
                 resident.section.priority,
                 resident.last_used_ns,
                 movable=not resident.section.pinned and not resident.leases,
@@ -346,7 +392,10 @@ class ModelCache:
             resident = wanted.resident
             if resident is None or resident.phase is not Phase.QUARANTINED:
                 return  # somebody was faster
-            wanted.quarantined.add((resident.installed.digest, resident.variant.name))
+            if resident.form is not None:  # what the device made of it is given up first
+                await self._loader.forget_form(resident.form)
+            else:
+                wanted.quarantined.add((resident.installed.digest, resident.variant.name))
             if not self._loader.candidates(resident.section, resident.installed, without=wanted.quarantined):
                 refusal = _quarantined(resident)
                 await self._close(wanted)

@@ -19,7 +19,8 @@ from edgeinfer.clock import Clock
 from edgeinfer.config import ModelSection
 from edgeinfer.errors import EdgeInferError, SessionError
 from edgeinfer.execution.crashes import CrashPolicy, judge_crash
-from edgeinfer.execution.ledger import Reservation
+from edgeinfer.execution.ledger import Reservation, SharedReservation
+from edgeinfer.store.compiled import CompiledForm
 from edgeinfer.store.store import Installed
 from edgeinfer.worker.worker import EndCause, Worker, WorkerEnd
 
@@ -71,11 +72,16 @@ class ResidentModel:
         on_crash: Callable[[CrashNote], None],
         clock: Clock,
         policy: CrashPolicy | None = None,
+        form: CompiledForm | None = None,
+        mapped: SharedReservation | None = None,
     ) -> None:
+        """`form` is what its workers load instead of the bundle's file, `mapped` the charge of what they share."""
         self.section = section
         self.installed = installed
         self.variant = variant
         self.reservation = reservation
+        self.form = form
+        self.mapped = mapped
         self.phase = Phase.LOADING
         self.detail = ""
         self.leases = 0
@@ -97,6 +103,12 @@ class ResidentModel:
     def manifest(self) -> Manifest:
         """What it says about itself."""
         return self.installed.manifest
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What is charged for it: its workers, and the weights that they map."""
+        mapped = 0 if self.form is None or self.mapped is None else self.form.record.cost.hot_bytes
+        return self.reservation.size_bytes + mapped
 
     @property
     def workers(self) -> list[Worker]:
@@ -128,6 +140,9 @@ class ResidentModel:
             await asyncio.wait(starting)
         await asyncio.gather(*(worker.stop() for worker in workers))
         self.reservation.release()
+        if self.mapped is not None:
+            self.mapped.release()
+            self.mapped = None
 
     def pick(self, stream: str | None) -> Worker | None:
         """Return the worker that should take the next request, None when none is alive.

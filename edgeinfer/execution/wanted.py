@@ -123,7 +123,7 @@ class WantedModel:
             variant=resident.variant.name if resident else "",
             state=self.state,
             workers=len(resident.workers) if resident else 0,
-            reserved_bytes=resident.reservation.size_bytes if resident else 0,
+            reserved_bytes=resident.reserved_bytes if resident else 0,
             leases=resident.leases if resident else 0,
             state_resets=resident.state_resets if resident else 0,
             load_ms=resident.load_ns / 1e6 if resident else 0.0,

@@ -109,7 +109,11 @@ class Record(msgspec.Struct, frozen=True):
     @property
     def cost(self) -> FormCost:
         """Cost of the chosen form."""
-        return next((cost for cost in self.costs if cost.form == self.form), FormCost(form=self.form))
+        return self.cost_of(self.form)
+
+    def cost_of(self, form: str) -> FormCost:
+        """Return what was measured of a form; nothing but zeros of one that was not tried."""
+        return next((cost for cost in self.costs if cost.form == form), FormCost(form=self.form))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
     STATE_DIR/bundles/NAME/VERSION-DIGEST12/…   one folder per installed bundle, never changed after its commit
     STATE_DIR/active.json (.bak)                which of them is used
     STATE_DIR/profiles/DIGEST.json              what the device measured; outside the bundle, so that its digest holds
+    STATE_DIR/compiled/DIGEST/…                 what the device made of it: see `compiled`
     STATE_DIR/staging/                          work in progress; whatever a crash left here is removed at opening
     STATE_DIR/store.lock                        held by whoever changes something
 
@@ -31,6 +32,7 @@ from edgeinfer.artifact.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest,
 from edgeinfer.artifact.profile import Profile, encode_profile
 from edgeinfer.errors import ArtifactError, mib
 from edgeinfer.store.active import ActiveFile, Choice, Choices
+from edgeinfer.store.compiled import CompiledStore
 from edgeinfer.store.durable import (
     StorageError,
     copy_durably,
@@ -188,6 +190,7 @@ class BundleStore:
                 fsync_directory(item.path.parent)
                 remove_tree(work)
                 self.profile_path(item.digest).unlink(missing_ok=True)
+                CompiledStore(self.state_dir).remove(item.digest)
         return gone
 
     def verify(self, name: str, version: str = "") -> Installed:
