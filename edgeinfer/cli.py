@@ -24,6 +24,7 @@ from edgeinfer.errors import EdgeInferError
 
 if TYPE_CHECKING:
     from edgeinfer.client import Inference
+    from edgeinfer.store.compiled import CompiledForm
     from edgeinfer.store.store import BundleStore, Installed
 
 DEFAULT_CONFIG = Path("/etc/edgeinfer/device.toml")
@@ -271,6 +272,8 @@ def _bundle_add(args: argparse.Namespace) -> int:
 
     installed = install_bundle(args.path, args.state_dir)
     print(f"installed {_title(installed)} at {installed.path}")
+    for form in _forms(args, installed):
+        print(f"  {form.record.variant} loads in its {form.record.form} form: {form.record.why}")
     return 0
 
 
@@ -286,13 +289,24 @@ def _bundle_list(args: argparse.Namespace) -> int:
                 "active": item.active,
                 "path": str(item.path),
                 "variants": [variant.name for variant in item.manifest.variants],
+                "forms": {
+                    form.record.variant: {
+                        "form": form.record.form,
+                        "why": form.record.why,
+                        "onnxruntime": form.record.onnxruntime,
+                        "disk_bytes": form.disk_bytes,
+                        "mapped_bytes": form.record.cost.hot_bytes,
+                    }
+                    for form in _forms(args, item)
+                },
             }
             for item in installed
         ]
         print(json.dumps(rows, indent=2))
         return 0
     for item in installed:
-        variants = ", ".join(variant.name for variant in item.manifest.variants)
+        forms = {form.record.variant: f" ({form.record.form})" for form in _forms(args, item)}
+        variants = ", ".join(f"{variant.name}{forms.get(variant.name, '')}" for variant in item.manifest.variants)
         print(f"{'*' if item.active else ' '} {_title(item)}  [{variants}]  {item.manifest.description}")
     for problem in store.problems():
         print(f"edgeinfer: {problem}", file=sys.stderr)
@@ -346,6 +360,12 @@ def _store(args: argparse.Namespace) -> BundleStore:
     from edgeinfer.store.store import BundleStore
 
     return BundleStore(args.state_dir)
+
+
+def _forms(args: argparse.Namespace, item: Installed) -> list[CompiledForm]:
+    from edgeinfer.store.compiled import CompiledStore
+
+    return CompiledStore(args.state_dir).forms(item.digest)
 
 
 def _title(item: Installed) -> str:
