@@ -88,7 +88,7 @@ class _Candidate:
     form: Form
     spec: LoadSpec
     folder: Path | None = None
-    """Its files; None for plain, and for one that could not be made."""
+    """Its files; None for plain, and for one that could not be made now."""
     problem: str = ""
     verdict: Verdict | None = None
     load_ns: int = 0
@@ -202,6 +202,8 @@ class Compiler:
         everything = (plain, *others)
         costs = [candidate.cost(weights, covers_largest=_covers_largest(bench, candidate)) for candidate in everything]
         choice = choose_form(costs[0], costs[1:])
+        if choice.cost is costs[0] and not all(candidate.folder for candidate in others):
+            raise _NoForms(choice.why)  # for want of memory, room or time: not kept, so that it is tried again
         chosen = next(candidate for candidate in everything if candidate.form == choice.cost.form)
         record = new_record(
             key,
