@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from edgeinfer.clock import NS_PER_S, Clock
 
@@ -62,10 +63,7 @@ class LatencyWindow:
         least_ns = self._seed_p99_ns if len(fresh) < SEED_SAMPLES else 0
         if not fresh:
             return max(self.p50_ns, least_ns)
-        p99_ns = _percentile(fresh, 99)
-        if 1 < len(fresh) < 100:
-            p99_ns = min(p99_ns, _LONER * fresh[-2])
-        return max(self.p50_ns, least_ns, p99_ns)
+        return max(self.p50_ns, least_ns, round(robust_p99(fresh)))
 
     def _fresh(self) -> list[int]:
         """Forget what is old; return the rest in ascending order."""
@@ -81,6 +79,12 @@ class LatencyWindow:
         if not self._ordered:
             self._ordered = sorted(duration_ns for _, duration_ns in self._samples)
         return self._ordered
+
+
+def robust_p99(ordered: Sequence[float]) -> float:
+    """Return the 99th percentile of ascending samples; of fewer than 100, one alone can't make it what it is."""
+    p99 = ordered[math.ceil(len(ordered) * 99 / 100) - 1]
+    return min(p99, _LONER * ordered[-2]) if 1 < len(ordered) < 100 else p99
 
 
 def _percentile(ordered: list[int], percent: int) -> int:

@@ -11,12 +11,12 @@ The duty cycle stretches the time *between* runs, never a run: it is accounted f
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 
 from edgeinfer.execution.executor import Estimate
+from edgeinfer.execution.window import robust_p99
 from edgeinfer.scheduling.forecast import ModelKey
 
 WINDOW_RUNS = 128
@@ -66,7 +66,7 @@ class Estimator:
         p50_ns, p99_ns = float(seed.p50_ns), float(seed.p99_ns)
         if window is not None and window.runs:
             ordered = window.ordered
-            seen_p50, seen_p99 = _percentile(ordered, 50), _percentile(ordered, 99)
+            seen_p50, seen_p99 = _median(ordered), robust_p99(ordered)
             if now_ns - window.runs[-1][0] > STALE_NS:
                 p50_ns, p99_ns = min(p50_ns, seen_p50), min(p99_ns, seen_p99)
             elif len(ordered) < MIN_RUNS:
@@ -118,5 +118,5 @@ def slowdown(wanted_cores: int, cores: int) -> float:
     return max(1.0, wanted_cores / max(1, cores))
 
 
-def _percentile(ordered: list[float], percent: int) -> float:
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+def _median(ordered: list[float]) -> float:
+    return ordered[(len(ordered) - 1) // 2]

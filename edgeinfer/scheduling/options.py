@@ -63,7 +63,7 @@ class Options:
             local = admit(job, self.load(limits, now_ns), replaces=replaces, now_ns=now_ns)
         placed = place(request, local, None if settled(local) else self.nearby(ticket), now_ns=now_ns)
         if isinstance(placed, Refusal):
-            if not isinstance(estimate, Estimate) or not self._may_use_spare_time(request, placed, now_ns):
+            if not isinstance(estimate, Estimate) or not self._may_use_spare_time(request, estimate, placed, now_ns):
                 return placed
             job = self._job(request, estimate, spare=True)
             local = admit(job, self.load(limits, now_ns), replaces=replaces, now_ns=now_ns)
@@ -124,17 +124,20 @@ class Options:
             wait_ns=estimate.wait_ns,
         )
 
-    def _may_use_spare_time(self, request: InferRequest, refusal: Refusal, now_ns: int) -> bool:
+    def _may_use_spare_time(self, request: InferRequest, estimate: Estimate, refusal: Refusal, now_ns: int) -> bool:
         """Return whether a request that can't be in time may run all the same when nothing else wants the cores.
 
-        Either because its caller takes late results; or because it is the only way to learn: nothing was seen of
-        the model lately, so the estimate that refuses it may be wrong, and an idle core loses nothing by trying.
+        Either because its caller takes late results; or because it is the only way to learn. On an idle machine the
+        median decides: a tail that a few hiccups made would else refuse a model for as long as it is remembered,
+        and what is refused teaches nothing. And where nothing was seen of the model lately, a frame that may be
+        dropped anyway is tried whatever the estimate: an idle core loses nothing.
         """
         if request.accept_late:
             return refusal.reason in {Reason.DEADLINE_UNREACHABLE, Reason.THERMAL}
-        idle = not len(self._queue) and not self._runs.cores_busy
-        doubtful = refusal.reason is Reason.DEADLINE_UNREACHABLE and self._runs.hearsay(request, now_ns)
-        return idle and doubtful and not request.firm
+        if len(self._queue) or self._runs.cores_busy or refusal.reason is not Reason.DEADLINE_UNREACHABLE:
+            return False
+        usually_in_time = now_ns + estimate.wait_ns + estimate.p50_ns <= request.deadlines.total_ns
+        return usually_in_time or (not request.firm and self._runs.hearsay(request, now_ns))
 
 
 def _said(ending: Refusal | Failure) -> Refusal:
