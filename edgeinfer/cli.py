@@ -85,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     status.set_defaults(act=_status)
 
     _add_bench_parser(commands)
+    _add_try_parser(commands)
     _add_bundle_parser(commands)
 
     unit = commands.add_parser("unit", help="print a systemd unit for this installation")
@@ -109,6 +110,42 @@ def _add_bench_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
     bench.add_argument("--json", action="store_true", help="print the report as JSON")
     bench.add_argument("--socket", type=Path, default=DEFAULT_SOCKET, help="the daemon's socket (default %(default)s)")
     bench.set_defaults(act=_bench)
+
+
+def _add_try_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    trial = commands.add_parser("try", help="run a bare ONNX model on this device, without a bundle or a daemon")
+    trial.add_argument("model", type=Path, help="an ONNX file")
+    sources = "a file, a directory, camera[:DEVICE], microphone[:DEVICE], a stream's URL, or a command in quotes"
+    trial.add_argument("--source", default="random", help=f"{sources}; default: random inputs")
+    trial.add_argument("--seconds", type=_positive, default=5.0, help="for how long (default %(default)s)")
+    trial.add_argument("--threads", type=_count, default=1, help="threads of one run (default %(default)s)")
+    trial.add_argument(
+        "--shape", type=_named_shape, action="append", default=[], metavar="INPUT=D,D,…",
+        help="shape of an input that leaves something open",
+    )  # fmt: skip
+    trial.add_argument(
+        "--fill", type=_named_number, action="append", default=[], metavar="INPUT=NUMBER",
+        help="an input that holds one value throughout",
+    )  # fmt: skip
+    trial.add_argument("--json", action="store_true", help="print the report as JSON")
+    trial.set_defaults(act=_try)
+
+
+def _named_shape(text: str) -> tuple[str, list[int]]:
+    name, equals, dims = text.rpartition("=")
+    with contextlib.suppress(ValueError):
+        shape = [int(dim) for dim in dims.split(",")]
+        if equals and name and all(dim >= 1 for dim in shape):
+            return name, shape
+    raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as image=1,3,640,640")
+
+
+def _named_number(text: str) -> tuple[str, float]:
+    name, equals, number = text.rpartition("=")
+    with contextlib.suppress(ValueError):
+        if equals and name:
+            return name, float(number)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a value such as sr=16000")
 
 
 def _positive(text: str) -> float:
@@ -238,6 +275,27 @@ def _bench(args: argparse.Namespace) -> int:
     report = summarize(load, run_load(load, args.socket))
     print(json.dumps(report, indent=2) if args.json else describe(report))
     return 0 if report["in_time"] else 75
+
+
+def _try(args: argparse.Namespace) -> int:
+    from edgeinfer.daemon.trial import Trial, try_model
+    from edgeinfer.daemon.trial_report import describe
+
+    if not args.model.is_file():
+        print(f"edgeinfer: {args.model} is no file", file=sys.stderr)
+        return 66
+    trial = Trial(
+        model=args.model,
+        source=args.source,
+        seconds=args.seconds,
+        threads=args.threads,
+        shapes=dict(args.shape),
+        fills=dict(args.fill),
+    )
+    logging.getLogger("edgeinfer").setLevel(logging.CRITICAL)  # the report says what went wrong, once
+    report = try_model(trial)
+    print(json.dumps(report, indent=2) if args.json else describe(report))
+    return 0 if report["runs"] else 70
 
 
 def _describe(answer: Inference) -> str:

@@ -62,11 +62,9 @@ class CommandFrames:
         return Launch(tuple(self._section.argv))
 
     def _take(self, frames: list[bytes], _: Framer, first: bool) -> None:
-        now_ns = self._clock.now_ns()
-        for data in frames:
-            self._number += 1
-            self._newest.put(Frame(data, self._content_type, now_ns, f"#{self._number}", sequence_start=first))
-            first = False
+        self._number += len(frames)
+        newest = Frame(frames[-1], self._content_type, self._clock.now_ns(), f"#{self._number}", sequence_start=first)
+        self._newest.put(newest, skipped=len(frames) - 1)
 
 
 def _default_content_type(framing: str) -> str:

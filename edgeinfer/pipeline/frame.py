@@ -86,10 +86,14 @@ class NewestFrame:
         self.taken = 0
         self.replaced = 0
 
-    def put(self, frame: Frame) -> None:
-        """Offer a frame; one that still waits is lost, and the next taken says that its predecessor is missing."""
-        if self._frame is not None:
-            self.replaced += 1
+    def put(self, frame: Frame, *, skipped: int = 0) -> None:
+        """Offer a frame; one that still waits is lost, and the next taken says that its predecessor is missing.
+
+        So are `skipped` frames that came together with it, before it.
+        """
+        lost = skipped + (self._frame is not None)
+        if lost:
+            self.replaced += lost
             self._gap = True
         self._frame = frame
         self._filled.set()
