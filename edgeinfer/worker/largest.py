@@ -19,12 +19,15 @@ _ONES: Final = {"FP16": b"\x00\x3c", "BF16": b"\x80\x3f", "FP32": b"\x00\x00\x80
 
 def has_one_shape(manifest: Manifest) -> bool:
     """Whether every request has the same shapes, those of the golden ones."""
-    return all(-1 not in spec.shape and not spec.decode and spec.datatype != "BYTES" for spec in manifest.inputs)
+    return all(-1 not in spec.shape and spec.datatype != "BYTES" for spec in manifest.inputs)
 
 
 def largest_request(manifest: Manifest) -> Payload | None:
-    """Return a request with every input at its bound; None when one is text or media, or it has over `MAX_BYTES`."""
-    if any(spec.datatype not in ITEM_BYTES or spec.decode for spec in manifest.inputs):
+    """Return a request with every input at its bound; None when one is text, or it has over `MAX_BYTES`.
+
+    What takes encoded media takes raw tensors as well.
+    """
+    if any(spec.datatype not in ITEM_BYTES for spec in manifest.inputs):
         return None
     if manifest.max_request_bytes > MAX_BYTES:
         return None

@@ -16,8 +16,11 @@ from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.spec import WorkerLimits
 from edgeinfer.worker.worker import RunResult, Worker
 
-MIN_RUNS: Final = 8
+MIN_RUNS: Final = 3
 MAX_RUNS: Final = 200
+_DOUBT: Final = (1.05, 2.0)
+_PATIENCE: Final = 4
+"""How many times longer is looked when in doubt."""
 _RUN_TIMEOUT_NS: Final = 30 * NS_PER_S
 
 
@@ -35,7 +38,7 @@ class SideBySide:
 
     load_ns: Pair
     pairs: tuple[Pair | None, ...]
-    """Of each request; None for one that failed in either."""
+    """Of each request; None for one that failed in either, or for which there was no time."""
 
 
 async def time_side_by_side(
@@ -50,8 +53,8 @@ async def time_side_by_side(
 ) -> SideBySide:
     """Load both, and return what each request takes in either.
 
-    Each is run by turns for about `each_ns`, at least `MIN_RUNS` times in either form, and the first run does not
-    count. The time is the fastest quarter's slowest: what else goes on only ever adds to a run.
+    Each is run by turns for about `each_ns`, longer while in doubt, and at least `MIN_RUNS` times in either form; the
+    first run does not count. The time is that of the fastest run: what else goes on only ever adds to one.
 
     Raises:
         RuntimeUnusable: ONNX Runtime cannot be imported here.
@@ -71,9 +74,11 @@ async def time_side_by_side(
 
 async def _time(workers: Sequence[Worker], request: Payload, each_ns: int, deadline_ns: int) -> Pair | None:
     clock = MonotonicClock()
-    until_ns = min(clock.now_ns() + each_ns, deadline_ns)
+    began_ns = clock.now_ns()
     durations: tuple[list[int], list[int]] = ([], [])
-    while len(durations[0]) <= MIN_RUNS or (clock.now_ns() < until_ns and len(durations[0]) <= MAX_RUNS):
+    while not _is_settled(durations, clock.now_ns() - began_ns, each_ns):
+        if clock.now_ns() >= deadline_ns:
+            return None
         for worker, mine in zip(workers, durations, strict=True):
             ending = await worker.run(
                 request, deadline_ns=clock.now_ns() + _RUN_TIMEOUT_NS, stream="timing", sequence_start=True
@@ -82,4 +87,13 @@ async def _time(workers: Sequence[Worker], request: Payload, each_ns: int, deadl
                 return None
             mine.append(ending.marks.finished_ns - ending.marks.started_ns)
             ending.release()
-    return Pair(*(sorted(mine[1:])[len(mine[1:]) // 4] for mine in durations))
+    return Pair(*(min(mine[1:]) for mine in durations))
+
+
+def _is_settled(durations: tuple[list[int], list[int]], spent_ns: int, each_ns: int) -> bool:
+    """Whether there are enough runs: more are made while the second form seems a little slower, which may be chance."""
+    first, second = durations
+    if len(second) <= MIN_RUNS:
+        return False
+    doubtful = _DOUBT[0] * min(first[1:]) < min(second[1:]) < _DOUBT[1] * min(first[1:])
+    return len(second) > MAX_RUNS or spent_ns >= each_ns * (_PATIENCE if doubtful else 1)
