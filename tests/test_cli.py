@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from edgeinfer import cli, errors
+from edgeinfer.cli import asking
 from edgeinfer.client import DeadlineExpired, Rejected
 from edgeinfer.store.durable import StorageError
 from edgeinfer.store.store import BundleStore
@@ -61,7 +62,7 @@ def test_every_fault_is_one_message_and_its_own_exit_status(
         def act(_: argparse.Namespace, fault: errors.EdgeInferError = fault) -> int:
             raise fault
 
-        monkeypatch.setattr(cli, "_status", act)
+        monkeypatch.setattr(asking, "_status", act)
         status, out, err = run("status", capsys=capsys)
         assert (status, out) == (expected, "")
         assert err == f"edgeinfer: {fault}\n"
@@ -71,7 +72,7 @@ def test_interrupting_is_no_fault(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def act(_: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_status", act)
+    monkeypatch.setattr(asking, "_status", act)
     assert run("status", capsys=capsys) == (130, "", "")
 
 

@@ -1,0 +1,51 @@
+"""The `edgeinfer` command: read arguments, call the room that does the work, turn faults into one clear line.
+
+One module per family of subcommands. Imports happen inside the subcommands, so that `edgeinfer infer` does not pay for
+the daemon. Exit status: 0 done, 2 wrong usage, 65 a bundle or an input is wrong, 66 a file cannot be read, 69 nobody
+answers or there is no such model, 75 refused or expired (try again later), 78 wrong config, 130 interrupted; others are
+in `edgeinfer.errors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from edgeinfer import __version__
+from edgeinfer.cli.asking import add_asking
+from edgeinfer.cli.bundles import add_bundle
+from edgeinfer.cli.checking import add_check
+from edgeinfer.cli.measuring import add_bench, add_try
+from edgeinfer.cli.services import add_services, add_unit
+from edgeinfer.errors import EdgeInferError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.act(args))
+    except EdgeInferError as error:
+        print(f"edgeinfer: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our output left; nothing to tell it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands; tests hold the README against it."""
+    parser = argparse.ArgumentParser(prog="edgeinfer", description="Edge inference runtime for constrained devices.")
+    parser.add_argument("--version", action="version", version=f"edgeinfer {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    add_services(commands)
+    add_check(commands)
+    add_asking(commands)
+    add_bench(commands)
+    add_try(commands)
+    add_bundle(commands)
+    add_unit(commands)
+    return parser

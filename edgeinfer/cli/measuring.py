@@ -1,0 +1,96 @@
+"""`edgeinfer bench` and `edgeinfer try`: measure a running daemon, or a bare model on this device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+
+from edgeinfer.cli.arguments import Commands, add_socket_argument, count, named_number, named_shape, positive
+
+
+def add_bench(commands: Commands) -> None:
+    """Add `edgeinfer bench`."""
+    bench = commands.add_parser("bench", help="put load on a running daemon and measure what comes of it")
+    bench.add_argument("model")
+    what = bench.add_mutually_exclusive_group()
+    what.add_argument("--file", type=Path, help="a JPEG, PNG, WAV or text file to send; default: zeros")
+    what.add_argument("--text", help="a text to send")
+    bench.add_argument("--rate", type=positive, help="requests a second, whatever comes back; default: as answered")
+    bench.add_argument("--even", action="store_true", help="with --rate: evenly spaced, not at random (Poisson)")
+    bench.add_argument("--concurrency", type=count, help="connections (default 1, with --rate 32)")
+    bench.add_argument("--seconds", type=positive, default=10.0, help="for how long (default %(default)s)")
+    bench.add_argument("--deadline-ms", type=positive, help="default: the deadline the model was built for")
+    bench.add_argument("--scope", choices=("device", "site", "any"), default="device", help="how far it may travel")
+    bench.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_socket_argument(bench)
+    bench.set_defaults(act=_bench)
+
+
+def add_try(commands: Commands) -> None:
+    """Add `edgeinfer try`."""
+    trial = commands.add_parser("try", help="run a bare ONNX model on this device, without a bundle or a daemon")
+    trial.add_argument("model", type=Path, help="an ONNX file")
+    sources = "a file, a directory, camera[:DEVICE], microphone[:DEVICE], a stream's URL, or a command in quotes"
+    trial.add_argument("--source", default="random", help=f"{sources}; default: random inputs")
+    trial.add_argument("--seconds", type=positive, default=5.0, help="for how long (default %(default)s)")
+    trial.add_argument("--threads", type=count, default=1, help="threads of one run (default %(default)s)")
+    trial.add_argument(
+        "--shape", type=named_shape, action="append", default=[], metavar="INPUT=D,D,…",
+        help="shape of an input that leaves something open",
+    )  # fmt: skip
+    trial.add_argument(
+        "--fill", type=named_number, action="append", default=[], metavar="INPUT=NUMBER",
+        help="an input that holds one value throughout",
+    )  # fmt: skip
+    trial.add_argument("--json", action="store_true", help="print the report as JSON")
+    trial.set_defaults(act=_try)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from edgeinfer.client import Client
+    from edgeinfer.client.load import Load, choose_inputs, describe, run_load, summarize
+
+    with Client(args.socket) as client:
+        specs = client.model(args.model)["inputs"]
+    try:
+        inputs = choose_inputs(specs, args.model, file=args.file, text=args.text)
+    except OSError as error:
+        print(f"edgeinfer: {args.file} cannot be read: {error.strerror}", file=sys.stderr)
+        return 66
+    load = Load(
+        model=args.model,
+        inputs=inputs,
+        seconds=args.seconds,
+        rate_hz=args.rate,
+        concurrency=args.concurrency or (1 if args.rate is None else 32),
+        evenly=args.even,
+        deadline_ms=args.deadline_ms,
+        options={"scope": args.scope},
+    )
+    report = summarize(load, run_load(load, args.socket))
+    print(json.dumps(report, indent=2) if args.json else describe(report))
+    return 0 if report["in_time"] else 75
+
+
+def _try(args: argparse.Namespace) -> int:
+    from edgeinfer.daemon.trial import Trial, try_model
+    from edgeinfer.daemon.trial_report import describe
+
+    if not args.model.is_file():
+        print(f"edgeinfer: {args.model} is no file", file=sys.stderr)
+        return 66
+    trial = Trial(
+        model=args.model,
+        source=args.source,
+        seconds=args.seconds,
+        threads=args.threads,
+        shapes=dict(args.shape),
+        fills=dict(args.fill),
+    )
+    logging.getLogger("edgeinfer").setLevel(logging.CRITICAL)  # the report says what went wrong, once
+    report = try_model(trial)
+    print(json.dumps(report, indent=2) if args.json else describe(report))
+    return 0 if report["runs"] else 70
