@@ -18,7 +18,8 @@ from edgeinfer.artifact.bundle import encode_golden
 from edgeinfer.artifact.manifest import Golden, Manifest
 from edgeinfer.artifact.profile import Profile, encode_profile
 from edgeinfer.errors import ConfigError, Problem
-from edgeinfer_tools import describe, graph
+from edgeinfer_tools import describe, graph, recipe_code
+from edgeinfer_tools.faults import RecipeCodeFailed
 from edgeinfer_tools.fetch import fetch, sha256
 from edgeinfer_tools.golden import GoldenRequest, response_payload
 from edgeinfer_tools.machine import this_machine
@@ -101,24 +102,31 @@ def prepare(recipe: Recipe, source: Path | None) -> onnx.ModelProto:
 
     Raises:
         ModelRefused: the source or the prepared graph is not fit.
-        ConfigError: a Python file of the recipe is wrong.
+        ConfigError: graph.py makes no model, and there is no source.
+        RecipeCodeFailed: graph.py raised something, or returned no model.
     """
     if source is not None:
         model = graph.load_source(source)
     else:
         make = recipe.hook("graph", "make_graph")
         if make is None:
-            raise ConfigError(
-                str(recipe.folder / "graph.py"), (Problem("make_graph", "is missing, and there is no source"),)
-            )
-        model = make()
+            raise ConfigError(str(recipe.code("graph")), (Problem("make_graph", "is missing, and there is no source"),))
+        model = _model_of(recipe, make)
         graph.check_source(model, f"{recipe.file.name}'s make_graph()")
     if (surgery := recipe.hook("graph", "prepare")) is not None:
-        model = surgery(model)
+        model = _model_of(recipe, surgery, model)
         graph.check_source(model, f"{recipe.file.name} as prepared by graph.py")
     model = graph.normalise(model, opset=recipe.file.opset)
     graph.check_contract(model, recipe)
     return model
+
+
+def _model_of(recipe: Recipe, function: Callable[..., Any], *arguments: onnx.ModelProto) -> onnx.ModelProto:
+    made = recipe_code.call(recipe.code("graph"), function, *arguments)
+    if not isinstance(made, onnx.ModelProto):
+        text = f"{function.__name__}() returns {type(made).__name__}, not an onnx.ModelProto"
+        raise RecipeCodeFailed(recipe.code("graph"), recipe_code.first_line(function), text)
+    return made
 
 
 def _write_golden(job: Job, requests: list[GoldenRequest], built: list[Built]) -> list[Golden]:

@@ -30,8 +30,11 @@ class CheckedSamples:
         *,
         state: list[StateSpec],
         float_model: Callable[[], Runner],
+        on_sample: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """`on_sample` is told how many there were, as each one is taken."""
         self._specs = specs
+        self._on_sample = on_sample
         self._runner = float_model() if state else None
         self._tensors = self._iterate(streams)
         self._low: dict[str, float] = {}
@@ -50,6 +53,7 @@ class CheckedSamples:
             self._conclude()
             return None
         self.count += 1
+        self._on_sample(self.count)
         return tensors
 
     def _iterate(self, streams: Iterator[Stream]) -> Iterator[dict[str, Array]]:

@@ -1,8 +1,7 @@
 """The command `edgeinfer-tools`: build and inspect bundles, write sample inputs.
 
-Exit codes: 0 done; 2 wrong usage; 4 a variant misses its gate; 65 model, data or bundle refused; 69 a package cannot be
-had; 70 the runtime failed a model; 73 the output is there already; 78 the recipe or board file is wrong. Nothing is
-published unless the code is 0. (3 is kept for "built, but over budget".)
+Exit codes are in docs/exit-status.md. Nothing is published unless the code is 0. (3 is kept for "built, but over
+budget".)
 
 Progress goes to stderr, results to stdout; `--json` makes the result one JSON object.
 """
@@ -17,6 +16,10 @@ from pathlib import Path
 from edgeinfer.artifact.board import known_boards, load_board
 from edgeinfer.artifact.profile import read_profile
 from edgeinfer.errors import ConfigError, EdgeInferError, Problem
+
+EXTRA = ("onnx", "rich")
+"""Modules that only the extra `edgeinfer[tools]` installs."""
+USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,6 +38,14 @@ def main(argv: list[str] | None = None) -> int:
             print(json.dumps({"error": type(error).__name__, "message": str(error)}))
         print(f"edgeinfer-tools: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        text = f"{arguments.command} needs the extra: pip install 'edgeinfer[tools]' ({error.name} is not installed)"
+        if arguments.json:
+            print(json.dumps({"error": "ExtraMissing", "message": text}))
+        print(f"edgeinfer-tools: {text}", file=sys.stderr)
+        return USAGE
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="edgeinfer-tools", description="Build and inspect edgeinfer bundles.")
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="build a bundle from a recipe, for a board")
-    build.add_argument("recipe", type=Path, help="folder with recipe.toml")
+    build.add_argument("recipe", type=Path, help="folder with recipe.toml, or that file")
     build.add_argument("--board", required=True, help="board file, or the name of one that came with edgeinfer")
     build.add_argument("-o", "--output", type=Path, required=True, help="the bundle's folder; must not exist")
     build.add_argument("--replace", action="store_true", help="replace the output when it exists")
@@ -54,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     inspect.add_argument("bundle", type=Path)
     inspect.add_argument("--verify", action="store_true", help="check every file and run the golden requests")
     samples = commands.add_parser("samples", help="write a recipe's sample inputs as files, for demos and tests")
-    samples.add_argument("recipe", type=Path, help="folder with recipe.toml")
+    samples.add_argument("recipe", type=Path, help="folder with recipe.toml, or that file")
     samples.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
     for command in (build, inspect, samples):
         command.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -106,7 +117,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
         from edgeinfer_tools.verify import prove
 
         prove(arguments.bundle)
-    print(json.dumps(inspection.as_json(arguments.bundle)) if arguments.json else inspection.as_text(arguments.bundle))
+    show = inspection.as_json if arguments.json else inspection.as_text
+    shown = show(arguments.bundle, verified=arguments.verify)
+    print(json.dumps(shown) if arguments.json else shown)
     return 0
 
 

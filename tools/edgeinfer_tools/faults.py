@@ -5,7 +5,9 @@ What is wrong with a bundle or a file of the operator is in `edgeinfer.errors`; 
 
 from __future__ import annotations
 
-from edgeinfer.errors import ArtifactError, EdgeInferError
+from pathlib import Path
+
+from edgeinfer.errors import ArtifactError, ConfigError, EdgeInferError
 
 
 class FetchError(EdgeInferError):
@@ -20,6 +22,15 @@ class ModelRefused(ArtifactError):
 
 class DataRefused(ArtifactError):
     """Calibration or evaluation data are empty, not finite, constant, or not what the contract says."""
+
+
+class RecipeCodeFailed(EdgeInferError):
+    """The Python of a recipe raised something, or gives what it should not: mend that line."""
+
+    exit_code = ConfigError.exit_code
+
+    def __init__(self, path: Path, line: int, what: str) -> None:
+        super().__init__(f"{path} line {line}: {what}")
 
 
 class GateFailed(EdgeInferError):

@@ -13,17 +13,18 @@ from edgeinfer.errors import ManifestInvalid
 from edgeinfer_tools.sizes import human
 
 
-def as_json(bundle: Path) -> dict[str, Any]:
-    """Return manifest, digest and report of a bundle.
+def as_json(bundle: Path, *, verified: bool = False) -> dict[str, Any]:
+    """Return manifest, digest and report of a bundle, and whether it was `verified` just now.
 
     Raises:
         ArtifactError: it is no bundle.
     """
     manifest, digest = read_manifest(bundle)
-    return {"digest": digest, "manifest": msgspec.to_builtins(manifest), "report": _report(bundle)}
+    shown = {"digest": digest, "manifest": msgspec.to_builtins(manifest), "report": _report(bundle)}
+    return {**shown, "verified": True} if verified else shown
 
 
-def as_text(bundle: Path) -> str:
+def as_text(bundle: Path, *, verified: bool = False) -> str:
     """Return the same for people.
 
     Raises:
@@ -46,7 +47,14 @@ def as_text(bundle: Path) -> str:
         lines.append(f"labels    {', '.join(manifest.classes.labels)} from {manifest.classes.output}")
     lines += _variants(manifest)
     lines += [f"note      {note}" for note in _report(bundle).get("notes", [])]
+    if verified:
+        requests = _count(len({golden.request for golden in manifest.golden}), "golden request")
+        lines.append(f"verified  every byte; {requests}, {_count(len(manifest.variants), 'variant')}: ok")
     return "\n".join(lines)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _spec(spec: TensorSpec) -> str:

@@ -24,6 +24,7 @@ import msgspec
 from edgeinfer.artifact.manifest import Classes, StateSpec, TensorSpec
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.toml_file import load_toml, make_converter, structure
+from edgeinfer_tools.recipe_code import blamed_on
 
 RECIPE_FILE = "recipe.toml"
 METHODS = ("keep", "static", "dynamic")
@@ -128,33 +129,39 @@ class Recipe:
     state: list[StateSpec]
     classes: Classes | None
 
+    def code(self, module: str) -> Path:
+        """Return where a Python file of the recipe is, or would be."""
+        return self.folder / f"{module}.py"
+
     def hook(self, module: str, function: str) -> Callable[..., Any] | None:
         """Return a function of the Python file beside the recipe, or None when there is none.
 
+        Call it through `recipe_code`, which says where it went wrong.
+
         Raises:
-            ConfigError: the file cannot be imported.
+            RecipeCodeFailed: the file cannot be imported.
         """
-        path = self.folder / f"{module}.py"
+        path = self.code(module)
         if not path.is_file():
             return None
         spec = importlib.util.spec_from_file_location(f"recipe_{self.folder.name.replace('-', '_')}_{module}", path)
         assert spec is not None
         assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)
-        try:
+        with blamed_on(path):
             spec.loader.exec_module(loaded)
-        except (ImportError, SyntaxError, AttributeError, NameError) as error:
-            raise ConfigError(str(path), (Problem("", f"cannot be imported: {error}"),)) from error
         found = getattr(loaded, function, None)
         return found if callable(found) else None
 
 
 def load_recipe(folder: Path) -> Recipe:
-    """Read `folder`/recipe.toml.
+    """Read `folder`/recipe.toml; the file itself may be named too.
 
     Raises:
         ConfigError: with every problem found.
     """
+    if folder.name == RECIPE_FILE and folder.is_file():
+        folder = folder.parent
     path = folder / RECIPE_FILE
     converter = make_converter()
     converter.register_structure_hook_func(lambda kind: kind in {dict[str, Any], Any}, lambda value, _: value)

@@ -94,7 +94,9 @@ def decode_media(media: Media, spec: TensorSpec) -> Array:
 def _check(array: Array, spec: TensorSpec) -> None:
     wanted = NUMPY_TYPES[spec.datatype]
     if array.dtype != wanted:
-        raise DataRefused(f"input {spec.name!r} is {spec.datatype}, a sample has {array.dtype}")
+        raise DataRefused(
+            f"input {spec.name!r} is {spec.datatype}, a sample has {array.dtype}; use .astype(np.{wanted.__name__})"
+        )
     fits = len(array.shape) == len(spec.shape) and all(
         (got == dim) if dim >= 0 else got <= bound
         for got, dim, bound in zip(array.shape, spec.shape, spec.bound, strict=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from edgeinfer.artifact.board import Board
 from edgeinfer.artifact.profile import OperatingCost, Profile
 from edgeinfer.errors import ConfigError, Problem
+from edgeinfer_tools import recipe_code
 from edgeinfer_tools.calibration import CheckedSamples
 from edgeinfer_tools.evaluate import Evaluation, GateResult, evaluate, judge, quality
 from edgeinfer_tools.faults import DataRefused, GateFailed
@@ -28,6 +29,10 @@ from edgeinfer_tools.smoke import smoke
 
 POOR_RATIO = 0.6
 """An 8-bit file that is larger than this share of the float one was hardly quantized."""
+
+
+PROGRESS_SAMPLES = 8
+"""So many samples between two lines of progress while calibrating."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +63,12 @@ class Job:
 
         Raises:
             ConfigError: there is no such function.
+            RecipeCodeFailed: while it is iterated, it raises something.
         """
         hook = self.recipe.hook("data", function)
         if hook is None:
-            raise ConfigError(str(self.recipe.folder / "data.py"), (Problem(function, "is missing"),))
-        return iter(hook(self.files))
+            raise ConfigError(str(self.recipe.code("data")), (Problem(function, "is missing"),))
+        return recipe_code.streams(self.recipe.code("data"), hook, self.files)
 
     def golden(self) -> list[GoldenRequest]:
         """Return the golden requests."""
@@ -116,9 +122,12 @@ def make_variants(job: Job, golden: list[GoldenRequest]) -> tuple[list[Built], l
 def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest]) -> Built | str:
     """Return the variant, or why an optional one is left out."""
     target = job.folder / "model" / f"{variant.name}.onnx"
+    if variant.method == "static":
+        job.say(f"{variant.name:<9} calibrating on real data")
     samples = _quantize(job, variant, target)
     job.say(f"{variant.name:<9} {variant.method}{f', {samples} samples' if samples else ''}, {human(target)}")
     smoke(target, golden[0].tensors, job.recipe.state)
+    job.say(f"{'':<9} evaluating, beside the float model")
     runner = job.runner(target)
     evaluation = evaluate(runner, job.runner(job.float_model), job.streams("evaluation"), job.recipe)
     verdicts = judge(evaluation, job.recipe.file.gates)
@@ -130,6 +139,8 @@ def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest]) -> Buil
             raise GateFailed(f"{job.recipe.file.name}: {text}; nothing was published")
         target.unlink()
         return text
+    if job.costs_from is None:
+        job.say(f"{'':<9} measuring")
     costs = _costs(job, variant, target, golden[0])
     for cost in costs:
         threads = "1 thread" if cost.threads == 1 else f"{cost.threads} threads"
@@ -167,7 +178,12 @@ def _quantize(job: Job, variant: VariantRecipe, target: Path) -> int:
             job.recipe.inputs,
             state=job.recipe.state,
             float_model=lambda: job.runner(job.float_model),
+            on_sample=progress,
         )
+
+    def progress(count: int) -> None:
+        if count % PROGRESS_SAMPLES == 0:
+            job.say(f"{'':<9} {count} samples")
 
     return quantize(job.float_model, target, variant, weights=weight_range(job.board), samples=calibration)
 
