@@ -97,6 +97,8 @@ class OffloadSnapshot:
 
     in_flight: int
     usable_peers: tuple[str, ...]
+    unusable_peers: dict[str, str]
+    """Peers that can't be asked right now, and why; none while the link is down, which says it all."""
     peers: tuple[PeerSnapshot, ...]
     counters: dict[str, int]
     """`sent`, `bytes_sent`; endings `ok`, `rejected`, `expired`, `failed`, `cancelled`; `nobody_listens`; answers that
@@ -125,7 +127,7 @@ class OffloadExecutor:
         self._lookup = lookup
         self._clock = clock
         self._dice = dice or random.Random()  # noqa: S311  # spreads load, guards nothing
-        self._peers = PeerBook(topics, clock=clock, dice=self._dice)
+        self._peers = PeerBook(topics, digest_of=self._digest_of, clock=clock, dice=self._dice)
         self._conversations = Conversations(late=self._came_late)
         self._in_flight = 0
         self._counters: Counter[str] = Counter()
@@ -144,9 +146,14 @@ class OffloadExecutor:
         return OffloadSnapshot(
             in_flight=self._in_flight,
             usable_peers=tuple(peer.name for peer in peers if peer.usable) if self._link.connected else (),
+            unusable_peers={peer.name: peer.why_not for peer in peers if peer.why_not and self._link.connected},
             peers=peers,
             counters=dict(self._counters + self._conversations.counters + self._peers.counters),
         )
+
+    def _digest_of(self, model: str) -> str | None:
+        known = self._lookup(model, None)
+        return None if known is None else known.digest
 
     def estimate(self, request: InferRequest) -> Estimate | Refusal:
         """Return what the best peer would take, or why none can be asked now."""

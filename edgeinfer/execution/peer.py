@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgeinfer.clock import NS_PER_MS, NS_PER_US, Clock
@@ -24,6 +25,13 @@ _SEED_NETWORK_NS = 20 * NS_PER_MS
 _SEED_RUN_NS = 100 * NS_PER_MS
 """Run time of a model whose peer hasn't run it yet, until it is measured."""
 _MAX_MODELS = 64
+_MAX_NAMED = 4
+"""Bundles that a text for people names."""
+DIGITS = 6
+"""Of a bundle digest, in such texts."""
+
+DigestOf = Callable[[str], str | None]
+"""Tells the digest of the bundle that is installed here under a model's name, None when there is none."""
 
 
 def may_travel(scope: DataScope, location: str) -> bool:
@@ -84,9 +92,9 @@ class Peer:
             return "no advert"
         if not advert.online:
             return "offline"
-        age_ns = now_ns - self._heard_ns
-        if age_ns > _STALE_PERIODS * max(advert.period_ms, _LEAST_PERIOD_MS) * NS_PER_MS:
-            return f"no advert for {age_ns / 1e9:.1f} s"
+        patience_ns = _STALE_PERIODS * max(advert.period_ms, _LEAST_PERIOD_MS) * NS_PER_MS
+        if now_ns - self._heard_ns > patience_ns:
+            return f"no advert for more than {patience_ns / 1e9:g} s"  # a fixed text: what changes is published
         return "draining" if advert.draining else None
 
     @property
@@ -101,12 +109,43 @@ class Peer:
 
     def offer(self, model: str, digest: str) -> AdvertModel | None:
         """Return what it advertises of exactly this bundle, None when it doesn't have it."""
-        models = () if self._advert is None else self._advert.models[:_MAX_MODELS]
-        return next((offer for offer in models if offer.name == model and offer.digest == digest), None)
+        return next((offer for offer in self._offers if offer.name == model and offer.digest == digest), None)
 
-    def has_other(self, model: str) -> bool:
-        """Whether it advertises another bundle of the model."""
-        return self._advert is not None and any(offer.name == model for offer in self._advert.models[:_MAX_MODELS])
+    def other(self, model: str) -> AdvertModel | None:
+        """Return what it advertises under the model's name, whichever bundle that is."""
+        return next((offer for offer in self._offers if offer.name == model), None)
+
+    def describe_offers(self) -> str:
+        """Return what it advertises, in words that change when it does."""
+        advert = self._advert
+        if advert is None:
+            return "nothing"
+        if not advert.online:
+            return f"nothing: it is offline ({advert.reason or 'no reason given'})"
+        if advert.draining:
+            return "nothing new: it is draining"
+        models = _listed([f"{offer.name} {offer.digest[:DIGITS]}" for offer in self._offers])
+        return f"{models or 'no model'} at location {advert.location}"
+
+    def mismatches(self, digest_of: DigestOf) -> list[str]:
+        """Return the models that it and this device both have, but in different bundles: those are never asked for."""
+        found = []
+        for offer in self._offers:
+            here = digest_of(offer.name)
+            if not offer.stateful and here is not None and here != offer.digest:
+                found.append(f"{offer.name} {offer.digest[:DIGITS]} there, {here[:DIGITS]} here")
+        return found
+
+    def why_useless(self, digest_of: DigestOf) -> str:
+        """Return why nothing that it offers can be asked for by this device; empty when something can."""
+        if any(not offer.stateful and offer.digest == digest_of(offer.name) for offer in self._offers):
+            return ""
+        serves = f"it serves {_listed([offer.name for offer in self._offers]) or 'nothing'}"
+        return f"no bundle in common: {_listed(self.mismatches(digest_of)) or serves}"
+
+    @property
+    def _offers(self) -> Sequence[AdvertModel]:
+        return () if self._advert is None else self._advert.models[:_MAX_MODELS]
 
     def open_to_requests(self, now_ns: int) -> bool:
         """Whether its circuit breaker lets a request through now."""
@@ -131,9 +170,10 @@ class Peer:
         self._wait_ns = queue_ns
         return network_ns
 
-    def snapshot(self, now_ns: int) -> PeerSnapshot:
+    def snapshot(self, now_ns: int, digest_of: DigestOf) -> PeerSnapshot:
         """Return how it stands."""
-        why_not = self.why_gone(now_ns) or ("" if self.open_to_requests(now_ns) else "circuit open")
+        why_not = self.why_gone(now_ns) or self.why_useless(digest_of)
+        why_not = why_not or ("" if self.open_to_requests(now_ns) else "circuit open")
         return PeerSnapshot(
             name=self.name,
             location=self.location,
@@ -152,3 +192,8 @@ class Peer:
                 self._trips.pop(next(iter(self._trips)))
             window = self._trips[offer.digest] = LatencyWindow(self._clock, seed_p99_ns=run_ns + _SEED_NETWORK_NS)
         return window
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMED
+    return "; ".join(names[:_MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")

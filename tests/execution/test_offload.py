@@ -122,7 +122,7 @@ async def test_a_peer_with_another_bundle_is_not_asked(site: Site) -> None:
     ending = await site.executor.execute(site.request())
     assert isinstance(ending, Refusal)
     assert ending.reason is Reason.MODEL_UNAVAILABLE
-    assert "another version" in ending.detail
+    assert "another bundle" in ending.detail
     assert "asked" not in peer.server.snapshot().counters
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -281,3 +282,83 @@ def test_bad_answers_keep_firm_requests_away_only_if_they_are_several_and_only_f
         assert peer.estimate(offer).finish_p99_ns <= 50 * MS
 
     run_virtual(main())
+
+
+def test_a_peer_without_a_bundle_in_common_is_told_with_both_digests() -> None:
+    """Two builds of one recipe differ: without this, such a peer is idle and nobody knows why."""
+
+    async def main() -> None:
+        link = RecordingLink()
+        executor = executor_on(link)
+        foreign = Advert(
+            online=True, stamp=STAMP, location="site", models=[AdvertModel("m", "1.0.0", "6ac26d77")], period_ms=1000
+        )
+        link.deliver(advert("attic", foreign))
+        link.deliver(advert("cellar", offering()))
+        link.deliver(advert("hall", offering("m")))
+        snapshot = executor.snapshot()
+        assert snapshot.usable_peers == ("hall",)
+        assert snapshot.unusable_peers == {
+            "attic": "no bundle in common: m 6ac26d there, digest here",
+            "cellar": "no bundle in common: it serves nothing",
+        }
+        link.become(LinkState.UNREACHABLE)
+        assert executor.snapshot().unusable_peers == {}, "the link says it all"
+
+    run_virtual(main())
+
+
+def test_a_stateful_model_in_common_makes_no_peer_useful() -> None:
+    async def main() -> None:
+        link = RecordingLink()
+        executor = executor_on(link)
+        models = [AdvertModel("m", "1.0.0", DIGESTS["m"], stateful=True)]
+        link.deliver(advert("a", Advert(online=True, stamp=STAMP, models=models, period_ms=1000)))
+        assert executor.snapshot().unusable_peers == {"a": "no bundle in common: it serves m"}
+
+    run_virtual(main())
+
+
+def test_each_change_of_an_advert_is_one_line_and_a_warning_while_bundles_differ(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        link = RecordingLink()
+        executor_on(link)
+        other = [AdvertModel("m", "1.0.0", "6ac26d77"), AdvertModel("n", "1.0.0", DIGESTS["n"])]
+        for _ in range(30):
+            link.deliver(advert("a", offering("m", "n")))
+            await asyncio.sleep(1)
+        for wait_us in range(30):  # load is no change of what is offered
+            link.deliver(advert("a", offering("m", "n", models=other, wait_us=wait_us)))
+            await asyncio.sleep(1)
+        for _ in range(30):
+            link.deliver(advert("a", offering("m", online=False, reason="stopping")))
+            await asyncio.sleep(1)
+
+    with caplog.at_level(logging.INFO, logger="edgeinfer.execution.peers"):
+        run_virtual(main())
+    first, second, third = caplog.records
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING, logging.INFO]
+    assert "m digest; n digest at location site" in first.getMessage()
+    assert "m 6ac26d there, digest here" in second.getMessage()
+    assert "offline (stopping)" in third.getMessage()
+
+
+def test_a_peer_that_changes_all_the_time_is_no_flood_and_its_last_word_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        link = RecordingLink()
+        executor_on(link)
+        for second in range(600):
+            link.deliver(advert("a", offering("m" if second % 2 else "n")))
+            await asyncio.sleep(1)
+        for _ in range(12):
+            link.deliver(advert("a", offering("m", "n")))
+            await asyncio.sleep(1)
+
+    with caplog.at_level(logging.INFO, logger="edgeinfer.execution.peers"):
+        run_virtual(main())
+    assert 30 <= len(caplog.records) <= 63
+    assert "m digest; n digest" in caplog.messages[-1]
