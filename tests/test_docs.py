@@ -1,9 +1,10 @@
-"""The documentation is held against the code: commands, flags, events, verbs, reasons, and every link."""
+"""The documentation is held against the code: commands, flags, events, verbs, reasons, exit statuses, and every link."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import edgeinfer.cli
 import edgeinfer_tools.cli
 from edgeinfer.control.commands import FAULTS, VERBS
+from edgeinfer.errors import EdgeInferError
 from edgeinfer.telemetry.events import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -131,3 +133,23 @@ def test_the_unit_is_described_as_it_is() -> None:
     assert f"restarted after {settings['RestartSec']} s" in page
     assert f"left after {settings['TimeoutStopSec']} s is killed" in page
     assert f"`OOMScoreAdjust={settings['OOMScoreAdjust']}`" in page
+
+
+def faults(kind: type[EdgeInferError]) -> Iterator[type[EdgeInferError]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from faults(child)
+
+
+def test_every_exit_status_is_in_the_one_table() -> None:
+    for module in ("edgeinfer.client", "edgeinfer.store.durable", "edgeinfer_tools.faults"):
+        importlib.import_module(module)
+    statuses = {fault.exit_code for fault in faults(EdgeInferError)}
+    for package in ("edgeinfer/cli", "tools/edgeinfer_tools"):
+        for path in (ROOT / package).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant):
+                    statuses |= {node.value.value} if type(node.value.value) is int else set()
+    assert {2, 65, 69, 73, 75, 78} <= statuses
+    page = (ROOT / "docs/exit-status.md").read_text(encoding="utf-8")
+    assert [status for status in sorted(statuses) if f"\n| {status} |" not in page] == []

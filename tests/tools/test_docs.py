@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
+import runpy
+from pathlib import Path
 
 import pytest
 
-from edgeinfer_tools.cli import build_parser
+from edgeinfer_tools.cli import build_parser, main
 from edgeinfer_tools.recipe import METHODS, METRICS, Gate, PackageFile, RecipeFile, VariantRecipe
 from tests.tools.conftest import MODELS, REPOSITORY
 
@@ -36,3 +39,23 @@ def test_every_metric_method_and_recipe_is_documented(word: str) -> None:
 def test_every_recipe_key_is_documented(table: type) -> None:
     missing = [field.name for field in dataclasses.fields(table) if field.name not in TEXT]
     assert not missing
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_the_example_recipe_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The three files of the page, written as they stand there, make a bundle that proves itself."""
+    files = re.findall(r"```(?:python|toml)\n# (sensor/\S+)\n(.*?)```", TEXT, re.DOTALL)
+    assert [name for name, _ in files] == ["sensor/make_model.py", "sensor/recipe.toml", "sensor/data.py"]
+    (tmp_path / "sensor").mkdir()
+    for name, content in files:
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("sensor/make_model.py")
+    assert main(["build", "sensor", "--board", "generic-x86", "-o", "bundle", "--seconds", "0.05"]) == 0
+    assert main(["inspect", "bundle", "--verify"]) == 0
+    assert "verified  every byte; 3 golden requests, 2 variants: ok" in capsys.readouterr().out
+    assert main(["inspect", "bundle", "--verify", "--json"]) == 0
+    assert '"verified": true' in capsys.readouterr().out
