@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgeinfer.artifact import manifest
 from edgeinfer.config import (
     BrokerSection,
     CameraSource,
@@ -35,9 +36,11 @@ from edgeinfer.config import (
     TelemetrySection,
     ThermalSection,
     WavSource,
+    doubts,
     load_device_config,
     load_nearby_config,
 )
+from edgeinfer.config.check import MODEL_NAME
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.request import DataScope
 from edgeinfer.toml_file import make_converter
@@ -144,7 +147,7 @@ def test_every_documented_default_is_the_real_one() -> None:
 def test_the_documents_example_is_a_sound_file(tmp_path: Path) -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     loop = _load(tmp_path, example).loop[0]
-    assert (loop.model, loop.data_scope) == ("person-detect", DataScope.SITE)
+    assert (loop.model, loop.data_scope) == ("pp-ocr-det", DataScope.SITE)
     assert isinstance(loop.source, CommandSource)
     assert loop.sinks == [MqttSink()]
 
@@ -213,10 +216,10 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a prefix that is none": ("[mqtt]\nprefix = 'a//b'", "mqtt.prefix", "becomes part of MQTT topics"),
     "no queue": ("[scheduler]\nqueue_limit = 0", "scheduler.queue_limit", "not at least 1"),
     "no CPUs": ("[scheduler]\ncpus = []", "scheduler.cpus", "at least one"),
-    "a model twice": ("[[model]]\nname = 'm'\n[[model]]\nname = 'm'", "model", "'m' is used 2 times"),
+    "a model twice": ("[[model]]\nname = 'm'\n[[model]]\nname = 'm'", "model[1].name", "'m' is the name of model[0] already"),
     "too many workers": ("[[model]]\nname = 'm'\nworkers = 17", "model[0].workers", "between 1 and 16"),
     "an unknown source": (LOOP + "source = { kind = 'tape' }", "loop[0].source.kind", "'tape' is not one of directory"),
-    "a source without kind": (LOOP + "source = { path = '/' }", "loop[0].source.kind", "None is not one of"),
+    "a source without kind": (LOOP + "source = { path = '/' }", "loop[0].source.kind", "is required: one of directory"),
     "a source's unknown key": (
         LOOP + "source = { kind = 'directory', path = '/', modus = 1 }", "loop[0].source.modus", "unknown key",
     ),
@@ -243,6 +246,19 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a model that is not there": (
         LOOP.replace('model = "m"', 'model = "n"') + "source = { kind = 'directory', path = '/' }", "loop[0].model", "'n' is not a [[model]]",
     ),
+    "a table for a list": (LOOP + "source = { kind = 'directory', path = '/' }\nsinks = { kind = 'mqtt' }", "loop[0].sinks", "must be a list: [{ kind = … }]"),
+    "a section for a list": ("[model]\nname = 'm'", "model", "or a section in double brackets"),
+    "a text for a list": (LOOP + "source = { kind = 'command', argv = 'cmd' }", "loop[0].source.argv", 'must be a list: ["cmd"]'),
+    "a text for a section": ("mqtt.site = 'broker'", "mqtt.site", 'must be a section, or { key = value, … }; "broker" is none'),
+    "a text for an element": ("model = ['m']", "model[0]", "must be a section"),
+    "a text for a source": (LOOP + "source = 'camera'", "loop[0].source", "is not { kind = … }; kinds are directory"),
+    "a slip of the pen": ("[scheduler]\nqueue_limt = 1", "scheduler.queue_limt", "unknown key; did you mean queue_limit? (known here: cpus"),
+    "a slip in a section's name": ("[mqqt.site]\nhost = 'x'", "mqqt", "did you mean mqtt?"),
+    "a key that belongs deeper": ("[mqtt]\nhost = 'x'", "mqtt.host", "it belongs in [mqtt.site] or [mqtt.fleet] (known here: fleet"),
+    "a key that belongs elsewhere": ("state_dir = '/x'", "state_dir", "it belongs in [paths]"),
+    "a key that belongs above": ("[device]\nboard = 'x'", "device.board", "it belongs in the top level"),
+    "another section's key": (LOOP + "threads = 2", "loop[0].threads", "it belongs in [model]"),
+    "a name that no bundle has": ("[[model]]\nname = 'Person_Detect'", "model[0].name", "no bundle can have this name"),
     "no TOML": ("= =", "", "is not TOML"),
 }  # fmt: skip
 
@@ -266,6 +282,70 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         "mqtt.site.host",
         "mqtt.site.port",
     }
+
+
+def test_wrong_types_hide_nothing_of_what_could_be_read(tmp_path: Path) -> None:
+    problems = _problems(
+        tmp_path,
+        """
+        colour = 1
+        [scheduler]
+        queue_limit = 0
+        kill_grace = 3
+        [offload]
+        enabled = "yes"
+        max_in_flight = 0
+        [mqtt.site]
+        host = "b"
+        port = 0
+        prot = 1
+        [[model]]
+        name = "m"
+        workers = 17
+        threads = "2"
+        [[model]]
+        name = "m"
+        [[loop]]
+        name = "half"
+        [[loop]]
+        name = "l"
+        model = "n"
+        period = "1 s"
+        deadline = "1 s"
+        priority = "high"
+        scope = "world"
+        source = { kind = "directory", path = "/", mode = "x" }
+        sinks = [{ kind = "tape" }, { kind = "mqtt", qos = 2 }]
+        """,
+    )
+    assert set(problems) == {
+        "colour", "scheduler.queue_limit", "scheduler.kill_grace", "offload.enabled", "offload.max_in_flight",
+        "mqtt.site.port", "mqtt.site.prot", "model[1].name", "model[0].workers", "model[0].threads",
+        "loop[0].model", "loop[0].source", "loop[0].period", "loop[0].deadline",
+        "loop[1].model", "loop[1].priority", "loop[1].scope", "loop[1].source.mode", "loop[1].sinks[0].kind",
+        "loop[1].sinks[1].qos",
+    }  # fmt: skip
+
+
+def test_what_follows_from_a_wrong_type_is_not_told_too(tmp_path: Path) -> None:
+    loop = LOOP.removeprefix('\n[[model]]\nname = "m"\n') + "source = { kind = 'directory', path = '/' }"
+    assert set(_problems(tmp_path, "[[model]]\nname = 5\n" + loop)) == {"model[0].name"}
+    assert set(_problems(tmp_path, "[model]\nname = 'm'\n" + loop)) == {"model"}
+    nearby = "[[model]]\nname = 'm'\n[mqtt.site]\nport = 'x'"
+    assert set(_problems(tmp_path, nearby, nearby=True)) == {"mqtt.site.host", "mqtt.site.port"}
+
+
+def test_model_names_are_those_that_bundles_may_have() -> None:
+    assert MODEL_NAME.pattern == manifest._NAME.pattern
+
+
+def test_a_loop_without_a_way_out_is_doubted(tmp_path: Path) -> None:
+    loop = LOOP + "source = { kind = 'directory', path = '/' }\nscope = 'site'\nsinks = [{ kind = 'mqtt' }]\n"
+    found = {problem.path: problem.message for problem in doubts(_load(tmp_path, loop))}
+    assert found.keys() == {"loop[0].sinks", "loop[0].scope"}
+    assert all("add [mqtt.site]" in text for text in found.values())
+    assert list(doubts(_load(tmp_path, loop + "[mqtt.site]\nhost = 'b'"))) == []
+    assert list(doubts(_load(tmp_path, LOOP + "source = { kind = 'directory', path = '/' }"))) == []
 
 
 def test_a_missing_and_an_unreadable_file_are_told(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TypeAlias
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name
 
 DEFAULT_CONFIG = Path("/etc/edgeinfer/device.toml")
 DEFAULT_NEARBY_CONFIG = Path("/etc/edgeinfer/nearby.toml")
