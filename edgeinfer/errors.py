@@ -6,7 +6,11 @@ something is wrong and somebody has to act: edit a file, replace a bundle, free 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+_MOST_NAMED = 6
+"""Holders of memory that a message names one by one."""
 
 
 class EdgeInferError(Exception):
@@ -62,13 +66,28 @@ class BudgetExceeded(EdgeInferError):
 
     exit_code = 75  # EX_TEMPFAIL
 
-    def __init__(self, what: str, *, needed_bytes: int, free_bytes: int, ceiling_bytes: int) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        needed_bytes: int,
+        free_bytes: int,
+        ceiling_bytes: int,
+        held_bytes: Mapping[str, int] | None = None,
+    ) -> None:
+        """`held_bytes` says who has what of the budget, where that is known."""
         self.what = what
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
         self.ceiling_bytes = ceiling_bytes
+        self.held_bytes = dict(held_bytes or {})
+        largest = sorted(self.held_bytes.items(), key=lambda item: -item[1])
+        named = [f"{owner} {mib(size)}" for owner, size in largest[:_MOST_NAMED]]
+        if rest := largest[_MOST_NAMED:]:
+            named.append(f"{len(rest)} others {mib(sum(size for _, size in rest))}")
+        held = f" ({', '.join(named)})" if named else ""
         super().__init__(
-            f"{what} needs {mib(needed_bytes)}, {mib(free_bytes)} free of {mib(ceiling_bytes)}; "
+            f"{what} needs {mib(needed_bytes)}, {mib(free_bytes)} free of {mib(ceiling_bytes)}{held}; "
             "unload a model or raise memory.ceiling"
         )
 

@@ -21,6 +21,7 @@ from edgeinfer.config import DeviceConfig, JsonLinesSink, SinkSection
 from edgeinfer.control.journal import Journal
 from edgeinfer.control.plane import CommandPlane
 from edgeinfer.daemon.actions import DeviceActions
+from edgeinfer.daemon.figures import gateway_figures, loop_figures
 from edgeinfer.daemon.host import ModelHost
 from edgeinfer.daemon.identity import default_id
 from edgeinfer.errors import ConfigError, Problem
@@ -36,7 +37,7 @@ from edgeinfer.mqtt.envelope import JSON_CONTENT_TYPE
 from edgeinfer.mqtt.link import Keep, Message, MqttLink
 from edgeinfer.mqtt.stamp import Stamper, read_boot_id
 from edgeinfer.mqtt.topics import Topics
-from edgeinfer.pipeline.loop import InferenceLoop, LoopSnapshot
+from edgeinfer.pipeline.loop import InferenceLoop
 from edgeinfer.pipeline.sink import JsonLines, MqttResults, Sink
 from edgeinfer.pipeline.sources import make_source
 from edgeinfer.request import Outcome
@@ -44,7 +45,7 @@ from edgeinfer.scheduling.scheduler import Scheduler
 from edgeinfer.sensors.sampling import BoardSensors
 from edgeinfer.telemetry.publisher import Publisher, make_will
 from edgeinfer.telemetry.report import Identity
-from edgeinfer.telemetry.snapshot import LoopFigures, Snapshot, accounting_figures
+from edgeinfer.telemetry.snapshot import Snapshot, accounting_figures
 
 
 class Device:
@@ -194,19 +195,20 @@ class Device:
             used_bytes=self.host.budget.reading().own.pss_bytes,
             peak_used_bytes=self.host.budget.peak_own_bytes,
             models=tuple(self.cache.status()),
-            loops=tuple(self._loop_figures(loop.snapshot()) for loop in self.loops.values()),
+            loops=tuple(
+                loop_figures(self.loops[section.name].snapshot(), scope=section.scope) for section in self.config.loop
+            ),
             links=tuple(link.snapshot() for link in self.links),
             offload_enabled=self.offload is not None,
             peers=offload.usable_peers if offload else (),
+            peers_unusable=offload.unusable_peers if offload else {},
             offload_counters=offload.counters if offload else {},
             crashes=dict(self._crashes),
             crash_details=dict(self._crash_details),
             storage_degraded=self.journal.degraded,
+            gateway=gateway_figures(self.gateway.snapshot()),
+            sensor_matters=self.config.thermal.enabled and self.board.thermal.fault_duty_cycle < 1,
         )
-
-    def _loop_figures(self, loop: LoopSnapshot) -> LoopFigures:
-        scope = next(section.scope for section in self.config.loop if section.name == loop.name)
-        return LoopFigures(loop.name, loop.model, loop.enabled, loop.period_ns, loop.deadline_ns, scope)
 
     def _obey(self, limits: Limits) -> None:
         """Hand new limits to everyone who has to obey them."""

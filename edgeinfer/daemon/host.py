@@ -20,7 +20,7 @@ from edgeinfer.daemon.compiling import COMPILE_COPIES, Compiler, available_memor
 from edgeinfer.daemon.memory import MemoryBudget
 from edgeinfer.errors import BudgetExceeded, ConfigError, EdgeInferError, Problem, mib
 from edgeinfer.execution.compiled import form_key
-from edgeinfer.execution.ledger import MemoryLedger
+from edgeinfer.execution.ledger import OURSELVES, MemoryLedger
 from edgeinfer.execution.loader import Loader
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import CrashNote
@@ -107,7 +107,7 @@ class ModelHost:
             _log.error("runtime unusable, nothing runs here reason=%r", runtime.reason)
         ceiling_bytes, own_bytes = self.budget.ceiling(), self.budget.reading().own.held_bytes
         self.ledger.set_ceiling(ceiling_bytes)
-        self.ledger.reserve("edgeinfer", min(own_bytes, ceiling_bytes))
+        self.ledger.reserve(OURSELVES, min(own_bytes, ceiling_bytes))
         if own_bytes >= ceiling_bytes:
             _log.error(
                 "no memory for models: edgeinfer itself takes %s of %s; raise memory.ceiling or lower memory.reserve",

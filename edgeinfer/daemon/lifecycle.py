@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from edgeinfer.clock import NS_PER_S
@@ -26,7 +26,7 @@ def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, _stop_on, number, stop)
         await serve(stop)
 
     try:
@@ -37,6 +37,13 @@ def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
             raise
         raise fault from group
     return 0
+
+
+def _stop_on(number: signal.Signals, stop: asyncio.Event) -> None:
+    """Begin the end, and say why; a second signal changes nothing."""
+    if not stop.is_set():
+        _log.info("stopping on %s", number.name)
+        stop.set()
 
 
 def first_fault(group: BaseExceptionGroup[BaseException]) -> EdgeInferError | None:
@@ -61,14 +68,24 @@ async def until(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
         await cancel([task, stopped])
 
 
-async def drain(scheduler: Scheduler, *, timeout_ns: int) -> None:
-    """Wait until what was admitted has ended, for so long at most; what then still runs is told when it is stopped."""
+async def drain(
+    scheduler: Scheduler, *, timeout_ns: int, answered: Callable[[], Awaitable[object]] | None = None
+) -> int:
+    """Wait until what was admitted has ended, for so long at most, and return how many requests did.
+
+    What then still runs is told when it is stopped. `answered` is awaited within the same time: an outcome is no
+    answer until it is on its way.
+    """
+    waiting = scheduler.snapshot().in_flight
     try:
         async with asyncio.timeout(timeout_ns / NS_PER_S):
             await scheduler.drained()
+            if answered is not None:
+                await answered()
     except TimeoutError:
         in_flight = scheduler.snapshot().in_flight
         _log.warning("drain timeout in_flight=%d waited_s=%.1f", in_flight, timeout_ns / NS_PER_S)
+    return waiting - scheduler.snapshot().in_flight
 
 
 async def cancel(tasks: list[asyncio.Task[Any]]) -> None:

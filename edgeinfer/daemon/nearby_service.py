@@ -137,8 +137,11 @@ async def _serve(config: NearbyConfig, stop: asyncio.Event) -> None:
                 notifier.stopping("draining")
                 nearby.scheduler.start_draining()
                 nearby.server.advertise()
-                await drain(nearby.scheduler, timeout_ns=config.scheduler.drain_timeout)
+                drained = await drain(
+                    nearby.scheduler, timeout_ns=config.scheduler.drain_timeout, answered=nearby.server.drained
+                )
                 await cancel(tasks)
+        _log.info("stopped, %d requests drained", drained)
     finally:
         notifier.close()
 

@@ -53,7 +53,8 @@ async def _serve(config: DeviceConfig, stop: asyncio.Event) -> None:
                 device.publisher.wake()
                 await stop.wait()
             async with extended_start(notifier, clock=clock):
-                await _leave(device, notifier, loops, tasks)
+                drained = await _leave(device, notifier, loops, tasks)
+        _log.info("stopped, %d requests drained", drained)
     finally:
         device.close()
         notifier.close()
@@ -78,19 +79,20 @@ def _start_tasks(device: Device, group: asyncio.TaskGroup, notifier: Notifier) -
 
 async def _leave(
     device: Device, notifier: Notifier, loops: list[asyncio.Task[None]], tasks: dict[str, asyncio.Task[None]]
-) -> None:
-    """Take nothing new, finish what was admitted, tell everybody who waits, say goodbye."""
+) -> int:
+    """Take nothing new, finish what was admitted, tell everybody who waits, say goodbye; return how many finished."""
     device.phase = "draining"
     notifier.stopping("draining")
     device.scheduler.start_draining()
     await cancel(loops)
-    await drain(device.scheduler, timeout_ns=device.config.scheduler.drain_timeout)
+    drained = await drain(device.scheduler, timeout_ns=device.config.scheduler.drain_timeout)
     await cancel([tasks["scheduler"]])  # what still ran ends now, so that its callers can be told
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(device.gateway.settled(), _LAST_WORDS_S)
     device.phase = "stopping"
     device.publisher.farewell()
     await cancel(list(tasks.values()))
+    return drained
 
 
 def _status(device: Device) -> str:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from edgeinfer.errors import BudgetExceeded, InternalError
 
+OURSELVES = "edgeinfer itself"
+"""The owner of what daemon and zygote take before any model is loaded."""
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
@@ -179,7 +182,11 @@ class MemoryLedger:
         if size_bytes and self._reserved_bytes + size_bytes > self._ceiling_bytes:
             self._refusals += 1
             raise BudgetExceeded(
-                owner, needed_bytes=size_bytes, free_bytes=self.free_bytes, ceiling_bytes=self._ceiling_bytes
+                owner,
+                needed_bytes=size_bytes,
+                free_bytes=self.free_bytes,
+                ceiling_bytes=self._ceiling_bytes,
+                held_bytes=self._by_owner,
             )
         self._reserved_bytes += size_bytes
         self._peak_bytes = max(self._peak_bytes, self._reserved_bytes)

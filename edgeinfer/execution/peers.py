@@ -60,7 +60,7 @@ class PeerBook:
         self._tell(self._peers[name])
 
     def _tell(self, peer: Peer) -> None:
-        """Log what a peer offers when that has changed: a warning when this device could use it, but for its bundles."""
+        """Log what a peer offers when that has changed; a warning when other bundles keep this device from using it."""
         offers, now_ns = peer.describe_offers(), self._clock.now_ns()
         told, told_ns = self._told.get(peer.name, ("", now_ns - _TELL_EVERY_NS))
         if offers == told or now_ns - told_ns < _TELL_EVERY_NS:

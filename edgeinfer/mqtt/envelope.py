@@ -59,6 +59,10 @@ class LoopState(msgspec.Struct, frozen=True, omit_defaults=True):
     period_ms: float
     deadline_ms: float
     scope: str = "device"
+    finished: bool = False
+    """Its source has no more frames."""
+    problem: str = ""
+    """What is wrong with its source right now; empty when nothing is."""
 
 
 class Thermal(msgspec.Struct, frozen=True):
@@ -85,6 +89,8 @@ class Memory(msgspec.Struct, frozen=True):
     used_bytes: int | None = None
     """Proportional set size of all our processes, as the kernel counts it; None where it can't be read."""
     peak_used_bytes: int | None = None
+    itself_bytes: int = 0
+    """Of what is reserved: daemon and zygote, before any model."""
 
 
 class Offload(msgspec.Struct, frozen=True):
@@ -95,6 +101,8 @@ class Offload(msgspec.Struct, frozen=True):
     """Whether requests overflow to a peer right now."""
     peers: list[str]
     """Nearby services that are usable right now."""
+    unusable: dict[str, str] = {}
+    """Nearby services that have advertised and can't be used right now, and why."""
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -149,6 +157,42 @@ class RecentReport(msgspec.Struct, frozen=True):
     deadline_hit_rate: float | None
 
 
+class LoopReport(msgspec.Struct, frozen=True):
+    """What an inference loop did with its frames since the service started; its requests are an OriginReport."""
+
+    name: str
+    taken: int
+    """Frames that the loop took from its source."""
+    skipped: int
+    """Frames that were replaced by newer ones in the source, or could not be read."""
+    submitted: int
+    """Frames that became requests."""
+    missed: int
+    """Points of its grid of periods that passed while it could not take a frame."""
+    stale: int
+    """Frames that were past their deadline before they were asked about."""
+    invalid: int
+    """Frames that do not fit the model's input."""
+    sequences_lost: int
+    """Times that a stateful model had to start again because a request did not end well."""
+    source_restarts: int
+    results_dropped: int
+    """Results that its sinks could not keep."""
+
+
+class GatewayReport(msgspec.Struct, frozen=True):
+    """What came to the local socket since the service started."""
+
+    connections: int = 0
+    """Open right now."""
+    submitted: int = 0
+    """Requests handed on; what became of them is in the OriginReports."""
+    abandoned: int = 0
+    """Requests whose caller went away."""
+    refused: dict[str, int] = {}
+    """Requests that were refused at the door, by reason: they are in no other count."""
+
+
 class ThermalReport(msgspec.Struct, frozen=True):
     """Heat since the service started."""
 
@@ -190,6 +234,8 @@ class Report(msgspec.Struct, frozen=True):
     recent_s: float = 0.0
     """Time that `recent` covers: one report period, or a whole outage of the link."""
     recent: list[RecentReport] = []
+    loops: list[LoopReport] = []
+    gateway: GatewayReport = GatewayReport()
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 from collections import Counter, deque
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ _MAX_IN_FLIGHT = 20
 _MAX_UNSENT_BYTES = 8 << 20
 """Payload handed to paho and not yet written (QoS 0) or acknowledged (QoS 1), at most, but for a single message."""
 _MAX_PUBLISH_WAITERS = 64
+_TELL_EVERY_S = 60.0
+_MAX_TOLD = 64
 REFUSED = 0x80
 """PUBACK and SUBACK codes from here on are refusals."""
 
@@ -56,6 +59,8 @@ class Outgoing:
         self._unacknowledged = 0
         self._turns: deque[asyncio.Future[None]] = deque()
         self._idle = asyncio.Event()
+        self._told_s: dict[str, float] = {}
+        """When a refusal was last logged, by topic; the oldest gives way."""
 
     @property
     def counters(self) -> Counter[str]:
@@ -134,6 +139,7 @@ class Outgoing:
         self._unacknowledged -= sent.message.qos > 0
         if code >= REFUSED:  # sending it again would not help
             self._counters["refused"] += 1
+            self._tell_refusal(sent, code)
         if sent.answer is not None and not sent.answer.done():
             sent.answer.set_result(code)
         self._wake_one()
@@ -198,6 +204,20 @@ class Outgoing:
         self._sent_bytes += len(sent.message.payload)
         self._unacknowledged += sent.message.qos > 0
         self._counters["sent"] += 1
+
+    def _tell_refusal(self, sent: _Sent, code: int) -> None:
+        """Log what the broker refused and nobody waits for: the access list is wrong, and nobody else would say so."""
+        topic, now_s = sent.message.topic, asyncio.get_running_loop().time()
+        if sent.answer is not None or now_s - self._told_s.get(topic, -math.inf) < _TELL_EVERY_S:
+            return
+        self._told_s.pop(topic, None)
+        if len(self._told_s) >= _MAX_TOLD:
+            self._told_s.pop(next(iter(self._told_s)))
+        self._told_s[topic] = now_s
+        _log.warning(
+            "link=%s refused=%s reason=0x%02X: the broker's access list does not let us publish there",
+            self._name, topic, code,
+        )  # fmt: skip
 
     def _drop(self, cause: str, why: str) -> None:
         self._counters[f"dropped.{cause}"] += 1

@@ -47,6 +47,8 @@ KINDS: dict[str, str] = {
     "worker-crash":      "a worker process has died by itself",
     "model-quarantined": "a model's workers died too often; it is left alone",
     "model-released":    "it may be used again",
+    "source-fault":      "a loop's source can't give frames",
+    "source-ok":         "it can again",
     "link-down":         "a broker can't be reached, or refuses us",
     "link-up":           "it is reached again",
     "storage-degraded":  "the state directory can't be written",
@@ -64,11 +66,13 @@ class Finding:
     detail: str
     """For people."""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    since_ns: int | None = None
+    """Monotonic time at which what is told began, when that is not now: a state is told once it has held."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The last state of something that was told, and when."""
+    """A state of something, and since when: since it was told, or since it is so."""
 
     value: str
     at_ns: int
@@ -93,6 +97,9 @@ class Detection:
     samples: tuple[tuple[int, OriginFigures], ...] = ()
     """Totals at the snapshots of the last seconds, oldest first; the first is the baseline of the longest window."""
     told: Mapping[str, Told] = field(default_factory=dict)
+    """The states that were told last."""
+    seen: Mapping[str, Told] = field(default_factory=dict)
+    """The states as they are, told or not."""
 
     @property
     def offload_open(self) -> bool:
@@ -178,29 +185,39 @@ def _refusing(_: Snapshot, current: Snapshot, state: Detection) -> tuple[Detecti
 
 
 def _telling(_: Snapshot, current: Snapshot, state: Detection) -> tuple[Detection, list[Finding]]:
-    """Tell states that have changed, each at most every CALM_NS; the normal one is only told after another."""
-    told, findings = dict(state.told), []
+    """Tell states that have changed, each at most every CALM_NS; the normal one is only told after another.
+
+    So the second of two changes may be told late; `held_s` and `since_ns` say when it really was.
+    """
+    told, seen, findings = dict(state.told), dict(state.seen), []
     for subject, value, normal, finding in _subjects(current):
+        since = seen.get(subject)
+        if since is None or since.value != value:
+            since = seen[subject] = Told(value, current.at_ns)
         last = told.get(subject)
         if value == (last.value if last else normal):
             continue
         if last is None or current.at_ns - last.at_ns >= CALM_NS:
             told[subject] = Told(value, current.at_ns)
-            findings.append(finding)
-    return replace(state, told=told), findings
+            held_s = (current.at_ns - since.at_ns) / NS_PER_S
+            findings.append(replace(finding, fields={**finding.fields, "held_s": held_s}, since_ns=since.at_ns))
+    return replace(state, told=told, seen=seen), findings
 
 
 def _subjects(current: Snapshot) -> Iterable[tuple[str, str, str, Finding]]:
     """Yield subject, its state, the state that needs no telling at the start, and what to tell."""
-    sensor = current.governor.sensor_state
-    fields: dict[str, Any] = {"sensor": "thermal", "zone": current.governor.zone, "state": sensor.value}
-    kind = "sensor-fault" if sensor.fault else "sensor-ok"
-    yield (
-        "thermal",
-        kind,
-        "sensor-ok",
-        Finding(kind, f"thermal sensor {sensor.value}: {current.governor.reason}", fields),
-    )
+    fields: dict[str, Any]
+    if current.sensor_matters:
+        sensor = current.governor.sensor_state
+        fields = {"sensor": "thermal", "zone": current.governor.zone, "state": sensor.value}
+        kind = "sensor-fault" if sensor.fault else "sensor-ok"
+        detail = f"thermal sensor {sensor.value}: {current.governor.reason}"
+        yield "thermal", kind, "sensor-ok", Finding(kind, detail, fields)
+    for loop in current.loops:
+        kind = "source-fault" if loop.problem else "source-ok"
+        fields = {"loop": loop.name, "taken": loop.taken, "restarts": loop.source_restarts}
+        detail = f"{loop.name}: {loop.problem or 'its source gives frames again'}"
+        yield f"loop {loop.name}", kind, "source-ok", Finding(kind, detail, fields)
     for link in current.links:
         if link.state in {LinkState.CONNECTING, LinkState.CLOSED}:
             continue

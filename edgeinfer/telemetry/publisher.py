@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -186,7 +187,12 @@ class Publisher:
 
     def _tell_event(self, finding: Finding) -> None:
         log.info("event=%s detail=%r", finding.kind, finding.detail)
-        event = Event(stamp=self._now(), kind=finding.kind, detail=finding.detail, fields=dict(finding.fields))
+        stamp, fields = self._now(), dict(finding.fields)
+        if finding.since_ns is not None:
+            ago = dt.timedelta(microseconds=(stamp.mono_ns - finding.since_ns) / 1000)
+            since = dt.datetime.fromisoformat(stamp.at) - ago
+            fields["since"] = since.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        event = Event(stamp=stamp, kind=finding.kind, detail=finding.detail, fields=fields)
         self._send(self._topics.event(finding.kind), event, Keep.FIFO)
 
     def _state(self, snapshot: Snapshot) -> State:

@@ -14,8 +14,11 @@ import msgspec
 
 from edgeinfer.clock import NS_PER_MS, NS_PER_S
 from edgeinfer.errors import mib
+from edgeinfer.execution.ledger import OURSELVES
 from edgeinfer.mqtt.envelope import (
+    GatewayReport,
     LinkReport,
+    LoopReport,
     LoopState,
     Memory,
     ModelState,
@@ -30,7 +33,7 @@ from edgeinfer.mqtt.envelope import (
 )
 from edgeinfer.mqtt.stamp import Stamp
 from edgeinfer.request import OutcomeKind, Placement
-from edgeinfer.telemetry.snapshot import OriginFigures, Snapshot
+from edgeinfer.telemetry.snapshot import LoopFigures, OriginFigures, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ def build_state(snapshot: Snapshot, identity: Identity, stamp: Stamp, *, offload
                 period_ms=loop.period_ns / NS_PER_MS,
                 deadline_ms=loop.deadline_ns / NS_PER_MS,
                 scope=loop.scope,
+                finished=loop.finished,
+                problem=loop.problem,
             )
             for loop in snapshot.loops
         ],
@@ -94,7 +99,12 @@ def build_state(snapshot: Snapshot, identity: Identity, stamp: Stamp, *, offload
             reason=limits.reason,
         ),
         memory=_memory(snapshot),
-        offload=Offload(enabled=snapshot.offload_enabled, open=offload_open, peers=list(snapshot.peers)),
+        offload=Offload(
+            enabled=snapshot.offload_enabled,
+            open=offload_open,
+            peers=list(snapshot.peers),
+            unusable=dict(snapshot.peers_unusable),
+        ),
     )
 
 
@@ -123,6 +133,13 @@ def build_report(snapshot: Snapshot, identity: Identity, stamp: Stamp, recent: R
         offloaded_share=offloaded_share(snapshot.total),
         recent_s=round(recent.span_ns / NS_PER_S, 3),
         recent=[_recent(origin) for origin in recent.origins],
+        loops=[_loop(loop) for loop in snapshot.loops],
+        gateway=GatewayReport(
+            connections=snapshot.gateway.connections,
+            submitted=snapshot.gateway.submitted,
+            abandoned=snapshot.gateway.abandoned,
+            refused=dict(snapshot.gateway.refused),
+        ),
     )
 
 
@@ -150,14 +167,16 @@ def describe_status(status: Mapping[str, Any]) -> str:
     thermal, memory = state["thermal"], state["memory"]
     temperature = "unknown" if thermal["temp_c"] is None else f"{thermal['temp_c']:.1f} C"
     heat = f"{thermal['level']}, {temperature} ({thermal['zone'] or 'no zone'}, sensor {thermal['sensor']})"
+    itself = f" ({mib(memory['itself_bytes'])} of it by edgeinfer itself)" if memory["itself_bytes"] else ""
     used = "" if memory["used_bytes"] is None else f", {mib(memory['used_bytes'])} used"
     head = [
         ("service", f"{state['phase']} for {report['uptime_s']:.0f} s"),
         ("edgeinfer", f"{state['version']} on {state['board']}"),
         ("heat", f"{heat}, duty cycle {thermal['duty_cycle']:.0%}"),
-        ("memory", f"{mib(memory['reserved_bytes'])} of {mib(memory['ceiling_bytes'])} reserved{used}"),
+        ("memory", f"{mib(memory['reserved_bytes'])} of {mib(memory['ceiling_bytes'])} reserved{itself}{used}"),
         ("queue", f"{report['queue_length']} waiting, {report['running']} running"),
         ("offload", _offload_line(state["offload"], report["offloaded_share"])),
+        ("local apps", _gateway_line(report["gateway"])),
         *((f"link {link['name']}", f"{link['state']}, {link['connects']} connects") for link in report["links"]),
     ]
     lines = [f"{name:<12} {text}" for name, text in head]
@@ -173,7 +192,42 @@ def describe_status(status: Mapping[str, Any]) -> str:
         ("loop", "received", "local", "nearby", "rejected", "expired", "failed", "p50 / p99 ms", "in time")
     ]
     origins += [_origin_line(origin) for origin in report["origins"]]
-    return "\n".join([*lines, "", *_columns(models), "", *_columns(origins)])
+    heard = {origin["origin"] for origin in report["origins"]}
+    origins += [_silent_line(loop["name"]) for loop in state["loops"] if loop["name"] not in heard]
+    parts = [lines, _columns(models), _columns(origins)]
+    if state["loops"]:
+        loops: list[tuple[str, ...]] = [
+            ("loop", "period", "deadline", "taken", "skipped", "missed", "stale", "invalid", "source")
+        ]
+        loops += [_loop_line(loop, frames) for loop, frames in zip(state["loops"], report["loops"], strict=True)]
+        parts.append(_columns(loops))
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _silent_line(loop: str) -> tuple[str, ...]:
+    """Return the row of a loop that has asked for nothing yet."""
+    return (loop, *["0"] * 6, "-", "-")
+
+
+def _loop_line(loop: Mapping[str, Any], frames: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a loop did with its frames, and what is wrong with its source if anything is."""
+    stands = loop.get("problem") or ("finished" if loop.get("finished") else "ok")
+    notes = [stands if loop["enabled"] else f"disabled, {stands}"]
+    for key, words in (
+        ("source_restarts", "restarts"),
+        ("sequences_lost", "sequences lost"),
+        ("results_dropped", "results dropped"),
+    ):
+        if frames[key]:
+            notes.append(f"{frames[key]} {words}")
+    counts = (str(frames[key]) for key in ("taken", "skipped", "missed", "stale", "invalid"))
+    return (loop["name"], f"{loop['period_ms']:g} ms", f"{loop['deadline_ms']:g} ms", *counts, "; ".join(notes))
+
+
+def _gateway_line(gateway: Mapping[str, Any]) -> str:
+    told = f"{gateway['connections']} connected, {gateway['submitted']} requests, {gateway['abandoned']} abandoned"
+    refused = ", ".join(f"{reason} {count}" for reason, count in gateway["refused"].items())
+    return f"{told}, refused at the door: {refused}" if refused else told
 
 
 def _origin_line(origin: Mapping[str, Any]) -> tuple[str, ...]:
@@ -187,7 +241,8 @@ def _origin_line(origin: Mapping[str, Any]) -> tuple[str, ...]:
 def _offload_line(offload: Mapping[str, Any], share: float | None) -> str:
     if not offload["enabled"]:
         return "off"
-    peers = ", ".join(offload["peers"]) or "no peer"
+    unusable = [f"{name} ({why})" for name, why in offload["unusable"].items()]
+    peers = ", ".join([*offload["peers"], *unusable]) or "no peer"
     return f"{'open' if offload['open'] else 'closed'}, {peers}, {share or 0.0:.1%} of the answers so far"
 
 
@@ -260,6 +315,22 @@ def _memory(snapshot: Snapshot) -> Memory:
         peak_reserved_bytes=ledger.peak_reserved_bytes,
         used_bytes=snapshot.used_bytes,
         peak_used_bytes=snapshot.peak_used_bytes,
+        itself_bytes=ledger.by_owner.get(OURSELVES, 0),
+    )
+
+
+def _loop(figures: LoopFigures) -> LoopReport:
+    return LoopReport(
+        name=figures.name,
+        taken=figures.taken,
+        skipped=figures.skipped,
+        submitted=figures.submitted,
+        missed=figures.missed,
+        stale=figures.stale,
+        invalid=figures.invalid,
+        sequences_lost=figures.sequences_lost,
+        source_restarts=figures.source_restarts,
+        results_dropped=figures.results_dropped,
     )
 
 

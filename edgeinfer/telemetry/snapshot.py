@@ -116,7 +116,10 @@ class OutcomeWindow:
 
 @dataclass(frozen=True, slots=True)
 class LoopFigures:
-    """How an inference loop is set up right now."""
+    """How an inference loop is set up right now, and what became of its frames since the start.
+
+    What became of its requests is in the origins.
+    """
 
     name: str
     model: str
@@ -124,6 +127,28 @@ class LoopFigures:
     period_ns: int
     deadline_ns: int
     scope: str = "device"
+    finished: bool = False
+    problem: str = ""
+    """What is wrong with its source right now."""
+    taken: int = 0
+    skipped: int = 0
+    submitted: int = 0
+    missed: int = 0
+    stale: int = 0
+    invalid: int = 0
+    sequences_lost: int = 0
+    source_restarts: int = 0
+    results_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFigures:
+    """What came to the local socket since the start; what became of what was submitted is in the origins."""
+
+    connections: int = 0
+    submitted: int = 0
+    abandoned: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +175,8 @@ class Snapshot:
     offload_enabled: bool = False
     peers: tuple[str, ...] = ()
     """Nearby services that are usable right now."""
+    peers_unusable: Mapping[str, str] = field(default_factory=dict)
+    """Those that have advertised and are not usable, and why."""
     offload_counters: Mapping[str, int] = field(default_factory=dict)
     crashes: Mapping[str, int] = field(default_factory=Counter)
     """Workers that died by themselves since the start, by model."""
@@ -157,6 +184,9 @@ class Snapshot:
     """How the last worker of each model died."""
     storage_degraded: bool = False
     """The state directory can't be written."""
+    gateway: GatewayFigures = field(default_factory=GatewayFigures)
+    sensor_matters: bool = True
+    """Whether local work is held back while the temperature can't be believed."""
 
 
 _NOTHING = LatencyHistogram()

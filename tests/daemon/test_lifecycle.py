@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 
 import pytest
 
-from edgeinfer.daemon.lifecycle import cancel, first_fault, run_until_signal, until
+from edgeinfer.clock import NS_PER_S
+from edgeinfer.daemon.lifecycle import cancel, drain, first_fault, run_until_signal, until
 from edgeinfer.errors import ConfigError, LinkError, Problem
+from tests.scheduling.world import World, on_virtual_time
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_a_clean_end(number: signal.Signals) -> None:
+def test_a_signal_is_a_clean_end(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     async def serve(stop: asyncio.Event) -> None:
         os.kill(os.getpid(), number)
         await asyncio.wait_for(stop.wait(), 5)
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0.01)
 
-    assert run_until_signal(serve) == 0
+    with caplog.at_level(logging.INFO, logger="edgeinfer"):
+        assert run_until_signal(serve) == 0
+    assert caplog.messages == [f"stopping on {number.name}"], "the log says why it ended, once"
 
 
 def test_a_fault_of_ours_comes_out_of_its_groups() -> None:
@@ -129,3 +136,21 @@ async def test_being_cancelled_while_cancelling_is_not_swallowed() -> None:
     stubborn_may_end.set()
     await asyncio.wait([leaving])
     assert leaving.cancelled()
+
+
+@on_virtual_time()
+async def test_a_drain_waits_for_answers_too_within_its_time_and_counts(w: World) -> None:
+    """An outcome that is not on its way yet would be cancelled with the server that sends it."""
+    await w.sleep(10)
+    w.submit("100ms", 2000)
+    answered: list[int] = []
+
+    async def answers() -> None:
+        await asyncio.sleep(0.2)
+        answered.append(1)
+
+    assert await drain(w.scheduler, timeout_ns=NS_PER_S, answered=answers) == 1
+    assert answered == [1]
+    began_ns = w.clock.now_ns()
+    assert await drain(w.scheduler, timeout_ns=NS_PER_S, answered=asyncio.Event().wait) == 0
+    assert w.clock.now_ns() - began_ns == NS_PER_S

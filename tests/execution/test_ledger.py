@@ -91,7 +91,7 @@ def test_a_refusal_carries_the_numbers() -> None:
         ledger.reserve("b", 50 << 20)
     error = refused.value
     assert (error.needed_bytes, error.free_bytes, error.ceiling_bytes) == (50 << 20, 40 << 20, 100 << 20)
-    assert "b needs 50 MiB, 40 MiB free of 100 MiB" in str(error)
+    assert "b needs 50 MiB, 40 MiB free of 100 MiB (a 60 MiB); unload a model or raise memory.ceiling" in str(error)
     assert ledger.snapshot().refusals == 1
 
 

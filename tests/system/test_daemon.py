@@ -67,6 +67,8 @@ def test_it_starts_answers_and_leaves(folder: Path, store: Path) -> None:
         assert not daemon.socket.exists()
         log = daemon.log()
         assert "Traceback" not in log
+        assert "stopping on SIGTERM" in log
+        assert "stopped, 0 requests drained" in log
         assert len(log.splitlines()) < 15, log
 
 
@@ -76,6 +78,7 @@ def test_interrupting_at_the_terminal_is_a_clean_end_too(folder: Path, store: Pa
         status, took_s = daemon.stop(signal.SIGINT)
         assert status == 0
         assert took_s < 3
+        assert "stopping on SIGINT" in daemon.log()
         assert "Traceback" not in daemon.log()
 
 

@@ -103,6 +103,14 @@ def test_a_sensor_fault_is_told_and_its_end_too(world: World, watch: Watch) -> N
     assert watch.seconds(60) == ["sensor-ok"]
 
 
+def test_a_sensor_that_nothing_depends_on_is_no_event(world: World) -> None:
+    """A virtual machine has none: nothing is held back because of it, so nobody has to do anything."""
+    world.sensor, world.sensor_matters = SensorState.MISSING, False
+    watch = Watch(world)
+    assert watch.seen == []
+    assert watch.seconds(60) == []
+
+
 def test_a_doubtful_sample_is_no_fault(world: World, watch: Watch) -> None:
     world.sensor = SensorState.UNCONFIRMED
     assert watch.seconds(60) == []
@@ -197,6 +205,27 @@ def test_a_broker_that_is_down_from_the_start_is_told(world: World) -> None:
     world.link_states["site"] = LinkState.CONNECTED
     assert watch.seconds(100) == ["link-up"]
     assert [finding.fields["link"] for finding in watch.seen] == ["site", "site"]
+
+
+def test_a_state_that_is_told_late_says_since_when_it_is_so(world: World, watch: Watch) -> None:
+    world.link_states["fleet"] = LinkState.UNREACHABLE
+    assert watch.seconds(5) == ["link-down"]
+    world.link_states["fleet"] = LinkState.CONNECTED
+    back_ns = world.now_ns + NS_PER_S
+    assert watch.seconds(40) == ["link-up"]
+    down, up = watch.seen
+    assert down.fields["held_s"] == 0.0
+    assert (up.fields["held_s"], up.since_ns) == (25.0, back_ns)
+
+
+def test_a_source_that_fails_is_told_and_its_return_too(world: World, watch: Watch) -> None:
+    [camera] = world.loops
+    world.loops = (replace(camera, problem="/srv/frames is no folder"),)
+    assert watch.seconds(60) == ["source-fault"]
+    assert "/srv/frames is no folder" in watch.seen[-1].detail
+    assert watch.seen[-1].fields["loop"] == "camera"
+    world.loops = (camera,)
+    assert watch.seconds(60) == ["source-ok"]
 
 
 def test_a_change_of_why_a_link_is_down_is_told(world: World, watch: Watch) -> None:

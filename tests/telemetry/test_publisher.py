@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -246,6 +247,21 @@ def test_events_are_kept_while_offline_and_are_seen_at_once_when_asked_for() -> 
         assert (message.topic, keep, message.qos, message.retain) == (
             TOPICS.event("throttle-start"), Keep.FIFO, 1, False,
         )  # fmt: skip
+
+    run(test)
+
+
+def test_an_event_that_is_told_late_has_the_wall_time_of_what_it_tells() -> None:
+    async def test(bench: Bench) -> None:
+        bench.link.connect()
+        bench.world.link_states["fleet"] = LinkState.UNREACHABLE
+        await asyncio.sleep(5)
+        bench.world.link_states["fleet"] = LinkState.CONNECTED
+        await asyncio.sleep(40)
+        [down, up] = [content for topic, content in bench.link.take() if topic.startswith("event/link")]
+        assert down["fields"]["since"] == down["stamp"]["at"]
+        late = dt.datetime.fromisoformat(up["stamp"]["at"]) - dt.datetime.fromisoformat(up["fields"]["since"])
+        assert 20 < late.total_seconds() == pytest.approx(up["fields"]["held_s"], abs=0.002)
 
     run(test)
 

@@ -22,7 +22,7 @@ from edgeinfer.telemetry.report import (
     build_status,
     describe_status,
 )
-from edgeinfer.telemetry.snapshot import OutcomeWindow, Snapshot, origin_figures
+from edgeinfer.telemetry.snapshot import GatewayFigures, LoopFigures, OutcomeWindow, Snapshot, origin_figures
 from tests.telemetry.world import World
 
 STAMP = Stamp(at="2026-05-01T12:00:00.000Z", clock_synced=True, boot="b", mono_ns=1)
@@ -119,7 +119,7 @@ def test_the_state_tells_models_loops_and_offload(world: World) -> None:
     assert state["loops"] == [
         {"name": "camera", "model": "det", "enabled": True, "period_ms": 40.0, "deadline_ms": 33.5}
     ]
-    assert state["offload"] == {"enabled": True, "open": True, "peers": ["box"]}
+    assert state["offload"] == {"enabled": True, "open": True, "peers": ["box"], "unusable": {}}
     assert state["thermal"]["level"] == "nominal"
 
 
@@ -132,6 +132,56 @@ def test_the_status_page_shows_every_model_loop_and_link(world: World) -> None:
     for words in ("running for 100 s", "nominal, 55.0 C", "50 MiB of 256 MiB", "det", "camera", "microphone",
                   "link fleet", "closed, box, 20.0%"):  # fmt: skip
         assert words in page
+
+
+LOST = LoopFigures(
+    "door", "det", enabled=True, period_ns=40_000_000, deadline_ns=33_500_000, problem="/srv/frames is no folder",
+    taken=9, skipped=8, submitted=1, missed=7, stale=5, invalid=4, sequences_lost=3, source_restarts=2,
+    results_dropped=6,
+)  # fmt: skip
+
+
+def test_what_a_loop_did_with_its_frames_is_reported_so_that_none_is_lost_silently(world: World) -> None:
+    world.loops = (LOST,)
+    assert read(report_of(world.snapshot()))["loops"] == [
+        {"name": "door", "taken": 9, "skipped": 8, "submitted": 1, "missed": 7, "stale": 5, "invalid": 4,
+         "sequences_lost": 3, "source_restarts": 2, "results_dropped": 6}
+    ]  # fmt: skip
+
+
+def test_what_was_turned_away_at_the_local_socket_is_reported(world: World) -> None:
+    world.gateway = GatewayFigures(connections=2, submitted=30, abandoned=1, refused={"body_too_large": 4})
+    assert read(report_of(world.snapshot()))["gateway"] == {
+        "connections": 2, "submitted": 30, "abandoned": 1, "refused": {"body_too_large": 4},
+    }  # fmt: skip
+    assert "2 connected, 30 requests, 1 abandoned, refused at the door: body_too_large 4" in page_of(world)
+
+
+def page_of(world: World) -> str:
+    snapshot = world.snapshot()
+    return describe_status(
+        build_status(build_state(snapshot, IDENTITY, STAMP, offload_open=False), report_of(snapshot))
+    )
+
+
+def test_a_loop_that_has_had_no_frame_is_on_the_status_page_with_the_reason(world: World) -> None:
+    world.loops = (*world.loops, LOST)
+    state = read(build_state(world.snapshot(), IDENTITY, STAMP, offload_open=False))
+    assert state["loops"][1]["problem"] == "/srv/frames is no folder"
+    rows = [line.split() for line in page_of(world).splitlines() if line.startswith("door ")]
+    assert rows == [
+        ["door", *["0"] * 6, "-", "-"],
+        ["door", "40", "ms", "33.5", "ms", *"98754", *["/srv/frames", "is", "no", "folder;", "2", "restarts;", "3", "sequences", "lost;", "6", "results", "dropped"]],
+    ]  # fmt: skip
+
+
+def test_a_peer_that_is_no_use_is_on_the_status_page_with_the_reason(world: World) -> None:
+    world.peers, world.peers_unusable = (), {"attic": "no bundle in common: det 6ac26d there, e17ac3 here"}
+    assert "closed, attic (no bundle in common: det 6ac26d there, e17ac3 here), " in page_of(world)
+
+
+def test_what_edgeinfer_itself_takes_is_told_apart(world: World) -> None:
+    assert "50 MiB of 256 MiB reserved (10 MiB of it by edgeinfer itself)" in page_of(world)
 
 
 def test_the_status_page_of_a_device_that_knows_nothing_yet() -> None:

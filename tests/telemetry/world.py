@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgeinfer.clock import NS_PER_S
-from edgeinfer.execution.ledger import LedgerSnapshot
+from edgeinfer.execution.ledger import OURSELVES, LedgerSnapshot
 from edgeinfer.execution.model_cache import ModelStatus
 from edgeinfer.governor.governor import GovernorSnapshot
 from edgeinfer.limits import Limits, ThermalLevel
@@ -28,7 +28,7 @@ from edgeinfer.request import (
 )
 from edgeinfer.sensors.firmware import Slowdown
 from edgeinfer.sensors.state import SensorState
-from edgeinfer.telemetry.snapshot import LoopFigures, Snapshot, accounting_figures
+from edgeinfer.telemetry.snapshot import GatewayFigures, LoopFigures, Snapshot, accounting_figures
 
 MODEL = ModelStatus(
     name="det", version="1.0", digest="d" * 64, variant="int8", state="loaded", workers=1,
@@ -53,6 +53,12 @@ class World:
     peers: tuple[str, ...] = ("box",)
     crashes: dict[str, int] = field(default_factory=dict)
     storage_degraded: bool = False
+    sensor_matters: bool = True
+    peers_unusable: dict[str, str] = field(default_factory=dict)
+    loops: tuple[LoopFigures, ...] = (
+        LoopFigures("camera", "det", enabled=True, period_ns=40_000_000, deadline_ns=33_500_000),
+    )
+    gateway: GatewayFigures = GatewayFigures()
 
     def request(self, origin: str = "camera") -> InferRequest:
         request = InferRequest(
@@ -94,11 +100,11 @@ class World:
                 reason="zone cpu-thermal",
             ),
             limits=Limits(self.level, frozenset({0, 1}), self.duty_cycle, 256 << 20, reason="zone cpu-thermal 81.2 C"),
-            ledger=LedgerSnapshot(256 << 20, 50 << 20, 90 << 20, {"det": 50 << 20}, 0),
+            ledger=LedgerSnapshot(256 << 20, 50 << 20, 90 << 20, {"det": 40 << 20, OURSELVES: 10 << 20}, 0),
             used_bytes=70 << 20,
             peak_used_bytes=95 << 20,
             models=self.models,
-            loops=(LoopFigures("camera", "det", enabled=True, period_ns=40_000_000, deadline_ns=33_500_000),),
+            loops=self.loops,
             links=tuple(LinkSnapshot(name, state, "why", 2, 0, {"sent": 5}) for name, state in self.link_states.items()),
             offload_enabled=True,
             peers=self.peers,
@@ -106,4 +112,7 @@ class World:
             crashes=dict(self.crashes),
             crash_details=dict.fromkeys(self.crashes, "killed by signal 11"),
             storage_degraded=self.storage_degraded,
+            gateway=self.gateway,
+            sensor_matters=self.sensor_matters,
+            peers_unusable=dict(self.peers_unusable),
         )  # fmt: skip
