@@ -8,7 +8,7 @@ BUNDLES := build/bundles
 MODELS := pp-ocr-det silero-vad support-intent
 BOARD := device-configs/generic-x86.toml
 
-.PHONY: help demo test test-fast lint format bench bench-show bundles setup clean
+.PHONY: help demo test test-fast lint format bench bench-show bundles wheel setup clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -22,13 +22,18 @@ setup: $(VENV)/.installed  ## make the virtual environment, install mosquitto, f
 	@sh tools/setup/mosquitto.sh
 	@sh tools/setup/ffmpeg.sh
 
-bundles: $(VENV)/.installed $(MODELS:%=$(BUNDLES)/%/manifest.json)  ## build the bundles of models/
+bundles: $(VENV)/.installed $(MODELS:%=$(BUNDLES)/%/manifest.json)  ## build the bundles of models/ (2-3 minutes)
+
+wheel: $(VENV)/.installed  ## what a device installs, in dist/
+	@rm -rf build/lib build/bdist.*  # modules that were removed since would be packed too
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 .SECONDEXPANSION:
 $(BUNDLES)/%/manifest.json: $$(wildcard models/%/*.toml models/%/*.py) tools/edgeinfer_tools/pack.py edgeinfer/artifact/manifest.py | $(VENV)/.installed
+	@set -- $(MODELS); n=1; while [ "$$1" != $* ]; do shift; n=$$((n + 1)); done; echo "[$$n/$(words $(MODELS))] $*" >&2
 	$(BIN)/edgeinfer-tools build models/$* --board $(BOARD) -o $(BUNDLES)/$* --replace
 
-demo: setup bundles  ## the whole main job, live, in under three minutes; writes build/demo/report.json
+demo: setup bundles  ## the whole main job, live, in under two minutes (the first time it also builds the bundles)
 	$(BIN)/python -m edgeinfer_demo --bundles $(BUNDLES) --out build/demo
 
 test: setup bundles  ## all tests
@@ -54,4 +59,4 @@ bench-show: $(VENV)/.installed  ## print every figure measured so far, with goal
 	$(BIN)/python -m edgeinfer_bench show --out build/bench
 
 clean:  ## forget everything that was built
-	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache

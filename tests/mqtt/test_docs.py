@@ -27,6 +27,7 @@ from tests.nearby.rig import until
 from tests.system.broker import Broker
 
 PAGE = (Path(__file__).parents[2] / "docs/mqtt.md").read_text()
+OPERATIONS = (Path(__file__).parents[2] / "docs/operations.md").read_text()
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     name: value
     for name, value in vars(envelope).items()
@@ -170,7 +171,11 @@ def test_the_examples_are_records() -> None:
 
 @pytest.mark.system
 async def test_the_broker_example_keeps_everyone_to_its_own(tmp_path: Path) -> None:
-    """The configuration and the access list of the page, on a real mosquitto."""
+    """The configuration and the access list of the page, on a real mosquitto; replies go where its examples ask for."""
+    [inbox] = re.findall(r"-e (\S+)", section("Command"))
+    [ops] = re.findall(r"-e (\S+)", OPERATIONS)
+    assert inbox == "edgeinfer/v1/plant-3/operator/inbox/cam-1"
+    assert ops == inbox.replace("plant-3", "default"), "the other page's example is for the same access list"
     config, acl = re.findall(r"```\n(# mosquitto.conf.*?|# acl.*?)```", PAGE, re.DOTALL)
     (tmp_path / "acl").write_text(acl)
     passwords = tmp_path / "passwords"
@@ -211,6 +216,9 @@ async def test_the_broker_example_keeps_everyone_to_its_own(tmp_path: Path) -> N
             ("hall", own["hall"].advert("hall")): {"cam-1", "cam-2", "hall", "operator"},
             ("operator", own["cam-1"].command("load")): {"cam-1", "operator"},
             ("operator", own["cam-1"].report): set(),
+            ("cam-1", inbox): {"operator"},
+            ("cam-2", inbox): set(),
+            ("cam-1", own["operator"].command("load")): set(),
         }
         for (user, topic), allowed in tried.items():
             seen.clear()
