@@ -153,3 +153,16 @@ def test_every_exit_status_is_in_the_one_table() -> None:
     assert {2, 65, 69, 73, 75, 78} <= statuses
     page = (ROOT / "docs/exit-status.md").read_text(encoding="utf-8")
     assert [status for status in sorted(statuses) if f"\n| {status} |" not in page] == []
+
+
+def test_the_page_shows_what_check_config_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    example = page.split("A small `device.toml`:\n\n```toml\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "device.toml").write_text(
+        example.replace('model = "pp-ocr-det"', 'model = "pp-ocr-dett"') + "[scheduler]\nqueue_limt = 9\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert edgeinfer.cli.main(["check-config", "device.toml"]) == 78
+    assert f"$ edgeinfer check-config device.toml\n{capsys.readouterr().err}```" in page
