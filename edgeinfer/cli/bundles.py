@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeinfer.cli.arguments import DEFAULT_STATE_DIR, Commands
+from edgeinfer.cli.arguments import DEFAULT_CONFIG, DEFAULT_NEARBY_STATE_DIR, DEFAULT_STATE_DIR, Commands
+from edgeinfer.cli.checking import guess_kind
+from edgeinfer.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from edgeinfer.store.compiled import CompiledForm
@@ -24,6 +26,7 @@ def add_bundle(commands: Commands) -> None:
     verbs = bundle.add_subparsers(title="verbs", required=True, metavar="VERB")
     add = verbs.add_parser("add", help="verify, probe in a throw-away worker, install and activate")
     add.add_argument("path", type=Path, help="a bundle directory, or one .tar of it")
+    add.add_argument("--no-compile", action="store_true", help="don't look for the form that loads best here")
     add.set_defaults(act=_bundle_add)
     listing = verbs.add_parser("list", help="what is installed")
     listing.add_argument("--json", action="store_true", help="print it as JSON")
@@ -33,24 +36,35 @@ def add_bundle(commands: Commands) -> None:
     verify.set_defaults(act=_bundle_verify)
     remove = verbs.add_parser("remove", help="remove an installed bundle")
     remove.add_argument("name")
-    remove.add_argument("version", nargs="?", default="", help="default: every version")
+    remove.add_argument("version", nargs="?", default="", help="needed when several are installed")
+    remove.add_argument("--all", action="store_true", help="every version")
     remove.set_defaults(act=_bundle_remove)
     for verb in (add, listing, verify, remove):
-        verb.add_argument("--state-dir", type=Path, default=DEFAULT_STATE_DIR, help="the store (default %(default)s)")
+        place = verb.add_mutually_exclusive_group()
+        place.add_argument("--state-dir", type=Path, help="the store (default: the one that --config names)")
+        config_help = f"the device.toml or nearby.toml that says where it is (default {DEFAULT_CONFIG}, if there)"
+        place.add_argument("--config", type=Path, help=config_help)
 
 
 def _bundle_add(args: argparse.Namespace) -> int:
     from edgeinfer.daemon.install import install_bundle
 
-    installed = install_bundle(args.path, args.state_dir)
+    state_dir = _state_dir(args)
+    installed = install_bundle(args.path, state_dir, compiled=not args.no_compile)
     print(f"installed {_title(installed)} at {installed.path}")
-    for form in _forms(args, installed):
+    for form in _forms(state_dir, installed):
         print(f"  {form.record.variant} loads in its {form.record.form} form: {form.record.why}")
+    others = [item for item in _reading(state_dir).installed() if item.manifest.name == installed.manifest.name]
+    if len(others) > 1:  # without an earlier version a running service is waiting for this one
+        print(
+            "a running service keeps the version it has loaded: restart it, or send it the load command (docs/mqtt.md)"
+        )
     return 0
 
 
 def _bundle_list(args: argparse.Namespace) -> int:
-    store = _store(args)
+    state_dir = _state_dir(args)
+    store = _reading(state_dir)
     installed = store.installed()
     if args.json:
         rows = [
@@ -69,7 +83,7 @@ def _bundle_list(args: argparse.Namespace) -> int:
                         "disk_bytes": form.disk_bytes,
                         "mapped_bytes": form.record.cost.hot_bytes,
                     }
-                    for form in _forms(args, item)
+                    for form in _forms(state_dir, item)
                 },
             }
             for item in installed
@@ -77,20 +91,21 @@ def _bundle_list(args: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))
         return 0
     for item in installed:
-        forms = {form.record.variant: f" ({form.record.form})" for form in _forms(args, item)}
+        forms = {form.record.variant: f" ({form.record.form})" for form in _forms(state_dir, item)}
         variants = ", ".join(f"{variant.name}{forms.get(variant.name, '')}" for variant in item.manifest.variants)
         print(f"{'*' if item.active else ' '} {_title(item)}  [{variants}]  {item.manifest.description}")
     for problem in store.problems():
         print(f"edgeinfer: {problem}", file=sys.stderr)
     if not installed:
-        print(f"no bundles in {args.state_dir}; add one with: edgeinfer bundle add PATH")
+        print(f"no bundles in {state_dir}; add one with: edgeinfer bundle add PATH")
     return 0
 
 
 def _bundle_verify(args: argparse.Namespace) -> int:
     from edgeinfer.errors import ArtifactError
 
-    store = _store(args)
+    state_dir = _state_dir(args)
+    store = _reading(state_dir)
     checks: list[Callable[[], str]] = []
     for what in args.what or sorted({item.manifest.name for item in store.installed()}):
         if os.sep in what or what in {".", ".."}:
@@ -105,7 +120,7 @@ def _bundle_verify(args: argparse.Namespace) -> int:
         except ArtifactError as error:
             wrong.append(str(error))
     if not checks and not wrong:
-        print(f"no bundles in {args.state_dir}; add one with: edgeinfer bundle add PATH")
+        print(f"no bundles in {state_dir}; add one with: edgeinfer bundle add PATH")
     for problem in wrong:
         print(f"edgeinfer: {problem}", file=sys.stderr)
     return ArtifactError.exit_code if wrong else 0
@@ -123,21 +138,66 @@ def _verify_installed(store: BundleStore, name: str, version: str) -> str:
 
 
 def _bundle_remove(args: argparse.Namespace) -> int:
-    for item in _store(args).remove(args.name, args.version):
+    from edgeinfer.store.store import BundleStore
+
+    if args.all and args.version:
+        print("edgeinfer bundle remove: give a version or --all, not both", file=sys.stderr)
+        return 2
+    state_dir = _state_dir(args)
+    mine = [item for item in _reading(state_dir).installed() if item.manifest.name == args.name]
+    if len(mine) > 1 and not args.version and not args.all:
+        versions = ", ".join(f"{item.manifest.version}{' (active)' if item.active else ''}" for item in mine)
+        print(f"edgeinfer: {args.name} has versions {versions}; name one, or --all", file=sys.stderr)
+        return 2
+    for item in BundleStore(state_dir).remove(args.name, args.version):
         print(f"removed {_title(item)}")
     return 0
 
 
-def _store(args: argparse.Namespace) -> BundleStore:
+def _state_dir(args: argparse.Namespace) -> Path:
+    """Return the store's place: as given, else as a service's configuration has it, else the default one.
+
+    Of the configuration only this one key is read: a slip elsewhere in it is no reason not to install a bundle.
+
+    Raises:
+        ConfigError: the configuration cannot be read, or has something else there.
+    """
+    if args.state_dir is not None:
+        return Path(args.state_dir)
+    if args.config is None and not DEFAULT_CONFIG.exists():
+        return DEFAULT_STATE_DIR
+    file = args.config or DEFAULT_CONFIG
+    from edgeinfer.toml_file import load_toml
+
+    table = load_toml(file)
+    key, found = "state_dir", table.get("state_dir")  # nearby.toml has it at its top level
+    if guess_kind(table, file) == "device":
+        key, paths = "paths.state_dir", table.get("paths", {})
+        found = paths.get("state_dir", str(DEFAULT_STATE_DIR)) if isinstance(paths, dict) else paths
+    elif found is None:
+        found = str(DEFAULT_NEARBY_STATE_DIR)
+    if not isinstance(found, str) or not found:
+        raise ConfigError(str(file), (Problem(key, f"{found!r} is not a path"),))
+    return Path(found)
+
+
+def _reading(state_dir: Path) -> BundleStore:
+    """Return the store, looked at only: whoever may read it needs no permission to write, and no lock.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
     from edgeinfer.store.store import BundleStore
 
-    return BundleStore(args.state_dir)
+    store = BundleStore(state_dir, clean=False)
+    store.require_readable()
+    return store
 
 
-def _forms(args: argparse.Namespace, item: Installed) -> list[CompiledForm]:
+def _forms(state_dir: Path, item: Installed) -> list[CompiledForm]:
     from edgeinfer.store.compiled import CompiledStore
 
-    return CompiledStore(args.state_dir).forms(item.digest)
+    return CompiledStore(state_dir).forms(item.digest)
 
 
 def _title(item: Installed) -> str:

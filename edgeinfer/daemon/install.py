@@ -23,8 +23,10 @@ from edgeinfer.worker.probe import probe
 _log = logging.getLogger(__name__)
 
 
-def install_bundle(source: Path, state_dir: Path) -> Installed:
+def install_bundle(source: Path, state_dir: Path, *, compiled: bool = True) -> Installed:
     """Add the bundle at `source` (a folder or a tar) to the store below `state_dir` and activate it.
+
+    `compiled`: look for the form in which it loads best here, too, which takes some seconds for each variant.
 
     Raises:
         ArtifactError: it is not sound, or not right on this CPU.
@@ -33,6 +35,8 @@ def install_bundle(source: Path, state_dir: Path) -> Installed:
     """
     store = BundleStore(state_dir)
     installed = store.add(source, probe_bundle)
+    if not compiled:
+        return installed
     try:
         asyncio.run(_compile(store, installed, cpu_flags()))
     except EdgeInferError as error:  # it is installed, and loads as it came

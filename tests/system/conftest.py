@@ -21,7 +21,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("store")
     for name in ("support-intent", "silero-vad"):
         assert (BUNDLES / name).is_dir(), f"build/bundles/{name} is missing: run `make bundles`"
-        done = edgeinfer("bundle", "add", BUNDLES / name, "--state-dir", folder / "state")
+        done = edgeinfer("bundle", "add", BUNDLES / name, "--no-compile", "--state-dir", folder / "state")
         assert done.returncode == 0, done.stderr
     made = BundleStore(folder / "state")
     loop = [variant("fp32", latency_us={"1": 200_000})]

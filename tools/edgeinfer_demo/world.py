@@ -109,6 +109,9 @@ cpus = [{cpu}]
 name = "pp-ocr-det"
 """
 
+KEPT = ("daemon.log", "nearby.log", "mosquitto.log", "device.toml", "nearby.toml", "mosquitto.conf")
+"""What is of use once the run is over."""
+
 
 def free_port() -> int:
     """Return a TCP port that was free a moment ago."""
@@ -167,7 +170,7 @@ class World:
         """Install the bundles on both sides, as an operator would."""
         for state_dir, models in ((self.root / "device", MODELS), (self.root / "nearby", MODELS[:1])):
             for model in models:
-                self._edgeinfer("bundle", "add", str(self.bundles / model), "--state-dir", str(state_dir))
+                self._edgeinfer("bundle", "add", str(self.bundles / model), "--no-compile", "--state-dir", str(state_dir))
 
     def start_broker(self) -> None:
         """Start mosquitto on the demo's port, where it was before when it is started again."""
@@ -236,6 +239,18 @@ def running(world: World) -> Iterator[World]:
         yield world
     finally:
         world.stop()
+
+
+@contextlib.contextmanager
+def keeping(world: World, out: Path) -> Iterator[None]:
+    """Copy logs and configuration to `out` at the end, whatever happened: the folder of the run is temporary."""
+    try:
+        yield
+    finally:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in KEPT:
+            if (source := world.root / name).exists():
+                shutil.copyfile(source, out / name)
 
 
 def _edgeinfer() -> list[str]:
