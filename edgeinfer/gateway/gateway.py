@@ -10,7 +10,8 @@
     GET  /status                                    the daemon's own status document
 
 Owns the socket and its connections; decides nothing about requests beyond their validity. A caller that goes away has
-its request cancelled. Whoever may write to the socket's file may ask: its mode is 0660.
+its request cancelled. HEAD is answered as GET, without the document. Whoever may write to the
+socket's file may ask: its mode is 0660.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import socket
 import stat
@@ -39,6 +41,10 @@ from edgeinfer.gateway.intake import Intake, take_request
 from edgeinfer.gateway.reply import Reply, error_reply, json_reply, outcome_reply, refusal_reply
 from edgeinfer.request import Outcome, Reason, Refusal, Submit, Ticket
 
+_log = logging.getLogger(__name__)
+
+_MOST_FAULTS_LOGGED = 16
+"""Kinds of our own faults whose traceback is logged, each once; `faults` counts all."""
 _MAX_PATH_BYTES = 107
 """sun_path of Linux, without its final zero."""
 
@@ -54,6 +60,8 @@ class GatewaySnapshot:
     """Requests that never got there, by reason; they are in no other count."""
     abandoned: int
     """Requests whose caller went away."""
+    faults: int = 0
+    """Connections that ended by a fault of ours; its caller was told 500."""
 
 
 class Gateway:
@@ -91,10 +99,12 @@ class Gateway:
         self._submitted = 0
         self._abandoned = 0
         self._refused: Counter[str] = Counter()
+        self._faults = 0
+        self._logged: set[tuple[str, int]] = set()
 
     def snapshot(self) -> GatewaySnapshot:
         """Return the counts so far."""
-        return GatewaySnapshot(self._open, self._submitted, dict(self._refused), self._abandoned)
+        return GatewaySnapshot(self._open, self._submitted, dict(self._refused), self._abandoned, self._faults)
 
     async def settled(self) -> None:
         """Return once every request that was submitted has its reply on the wire: what a clean end waits for."""
@@ -128,21 +138,43 @@ class Gateway:
             self._path.unlink(missing_ok=True)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection's requests in order, until either side ends it."""
+        """Serve one connection, until either side ends it. No fault of one leaves here."""
         connection = Connection(reader, writer, self._bounds, self._bodies)
+        try:
+            await self._serve(connection)
+        except ConnectionError:
+            pass  # the caller's business; what it had asked for is cancelled
+        except Exception as error:  # noqa: BLE001  # a bug that one request trips over must not end everybody's inference
+            self._fault(error)
+            with contextlib.suppress(ConnectionError):
+                await connection.apologize(f"edgeinfer failed ({type(error).__name__}); its log says where")
+        finally:
+            self._open -= 1
+            await connection.close()
+
+    async def _serve(self, connection: Connection) -> None:
+        """Answer its requests in order; the first that is none is the last.
+
+        Raises:
+            ConnectionError: the caller is gone, or does not read.
+        """
         try:
             while (head := await connection.next_head()) is not None:
                 await self._reply_to(connection, head)
                 if not connection.finish():
                     break
         except BadRequest as error:
-            with contextlib.suppress(ConnectionError):
-                await connection.respond(error_reply(error.status, str(error)))
-        except ConnectionError:
-            pass  # the caller's business; what it had asked for is cancelled
-        finally:
-            self._open -= 1
-            await connection.close()
+            await connection.respond(error_reply(error.status, str(error)))
+
+    def _fault(self, error: Exception) -> None:
+        self._faults += 1
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = ("", 0) if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        if where not in self._logged and len(self._logged) < _MOST_FAULTS_LOGGED:
+            self._logged.add(where)
+            _log.error("a request failed by a fault of ours, told once", exc_info=error)
 
     async def _reply_to(self, connection: Connection, head: Head) -> None:
         path = [unquote(part) for part in head.target.partition("?")[0].split("/") if part]
@@ -155,7 +187,7 @@ class Gateway:
                 await connection.read_body(limit_bytes=1 << 16)
                 if path == ["v2", "repository", "index"] and head.method == "POST":
                     await connection.respond(json_reply(index(self._models())))
-                elif head.method != "GET":
+                elif head.method not in {"GET", "HEAD"}:
                     await connection.respond(error_reply(405, f"{head.method} is not for {head.target[:200]}"))
                 else:
                     await connection.respond(self._document(path, head.target))

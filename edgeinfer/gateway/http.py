@@ -87,6 +87,8 @@ class Connection:
         self._bounds = bounds
         self._bodies = bodies
         self._held_bytes = 0
+        self._method = ""
+        self._answered = False
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=bounds.head_bytes)
         writer.transport.set_write_buffer_limits(high=0)  # drain() then means: handed to the kernel, all of it
 
@@ -106,11 +108,13 @@ class Connection:
             return None
         if not isinstance(event, h11.Request):
             return None
+        self._method = event.method.decode("latin-1")
+        self._answered = False
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         # h11 bounds only what is incomplete; a head that came in one read is judged here
         if sum(len(name) + len(value) for name, value in headers.items()) + len(event.target) > self._bounds.head_bytes:
             raise BadRequest(431, f"the request's head has more than {self._bounds.head_bytes} bytes")
-        return Head(event.method.decode("latin-1"), event.target.decode("latin-1"), headers)
+        return Head(self._method, event.target.decode("latin-1"), headers)
 
     async def read_body(self, limit_bytes: int) -> bytes:
         """Return the whole body of the current request; its bytes count as in flight until `finish`.
@@ -140,7 +144,7 @@ class Connection:
             await asyncio.get_running_loop().create_future()
 
     async def respond(self, reply: Reply) -> None:
-        """Send a reply whole.
+        """Send a reply whole; to a HEAD its head only.
 
         Raises:
             ConnectionError: the caller is gone, or does not read.
@@ -155,17 +159,31 @@ class Connection:
         if self._http.their_state is h11.SEND_BODY:  # refused before its body was read
             headers.append(("connection", "close"))
         head = h11.Response(status_code=reply.status, headers=headers, reason=_REASONS.get(reply.status, b""))
-        self._writer.write(self._http.send(head) or b"")
-        for chunk in reply.chunks:
+        encoded = self._http.send(head) or b""
+        self._answered = True
+        self._writer.write(encoded)
+        for chunk in () if self._method == "HEAD" else reply.chunks:
             for piece in self._http.send_with_data_passthrough(h11.Data(data=memoryview(chunk).cast("B"))) or ():  # type: ignore[arg-type]
                 self._writer.write(piece)
         self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
         await self._drain()
 
+    async def apologize(self, error: str) -> None:
+        """Answer 500, whatever state the exchange is in, unless an answer was begun. The connection must end then.
+
+        Raises:
+            ConnectionError: the caller is gone, or does not read.
+        """
+        if not self._answered:
+            self._answered = True
+            self._writer.write(_last_reply(b"500 Internal Server Error", error_reply(500, error)))
+            await self._drain()
+
     def finish(self) -> bool:
         """Forget the body that was read; return whether the connection can take another request."""
         self._bodies.give_back(self._held_bytes)
         self._held_bytes = 0
+        self._method = ""
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
             return True
@@ -212,9 +230,15 @@ class Connection:
 def refuse_connection(writer: asyncio.StreamWriter, limit: int) -> None:
     """Answer 503 to a caller beyond the connection limit, and close."""
     reply = error_reply(503, f"{limit} connections are open, no more are taken; close one or retry")
-    body = b"".join(bytes(chunk) for chunk in reply.chunks)
-    writer.write(
-        b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    writer.write(_last_reply(b"503 Service Unavailable", reply))
     writer.close()
+
+
+def _last_reply(status: bytes, reply: Reply) -> bytes:
+    """Return a reply's bytes for a connection that ends with it."""
+    body = b"".join(bytes(chunk) for chunk in reply.chunks)
+    return b"HTTP/1.1 %b\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        status,
+        len(body),
+        body,
+    )

@@ -287,6 +287,11 @@ async def test_what_is_no_http_is_told_so_and_closed(sent: bytes) -> None:
         st.sampled_from(
             [
                 b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n",
+                b"HEAD /v2 HTTP/1.1\r\nhost: x\r\n\r\n",
+                b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+                b"upgrade: websocket\r\nconnection: upgrade\r\n",
+                b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(DOUBLE_BODY), DOUBLE_BODY),
                 b"POST /v2/models/double/infer HTTP/1.1\r\n",
                 b"host: x\r\n",
                 b"content-length: 5\r\n\r\n",
@@ -305,7 +310,7 @@ async def test_what_is_no_http_is_told_so_and_closed(sent: bytes) -> None:
 )
 def test_no_bytes_of_a_caller_end_the_gateway(pieces: list[bytes]) -> None:
     async def main() -> None:
-        async with serving(ScriptedSubmit(), bounds=Bounds(idle_s=0.02, head_s=0.02, body_s=0.02)) as (_, path):
+        async with serving(ScriptedSubmit(), bounds=Bounds(idle_s=0.02, head_s=0.02, body_s=0.02)) as (gateway, path):
             async with calling(path) as rude:
                 for piece in pieces:
                     rude.writer.write(piece)
@@ -313,8 +318,39 @@ def test_no_bytes_of_a_caller_end_the_gateway(pieces: list[bytes]) -> None:
                     await asyncio.wait_for(rude.reader.read(), 5)
             async with calling(path) as polite:
                 assert (await polite.ask("GET", "/v2/health/live"))[0] == 200
+            assert gateway.snapshot().faults == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("target", ["/v2", "/v2/models/double", "/nothing", "/v2/models/double/infer"])
+async def test_head_is_answered_with_a_head(target: str) -> None:
+    async with serving(ScriptedSubmit()) as (gateway, path), calling(path) as caller:
+        await caller.send("HEAD", target, connection="close")
+        answer = await asyncio.wait_for(caller.reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 ")
+        assert answer.endswith(b"\r\n\r\n"), "a HEAD has no body"
+        assert b"content-length: " in answer
+        await _eventually(lambda: gateway.snapshot().connections == 0)
+        assert gateway.snapshot().faults == 0
+
+
+async def test_a_fault_of_ours_ends_one_connection_is_told_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: InferRequest) -> Ending:
+        raise ZeroDivisionError
+
+    async with serving(ScriptedSubmit(broken)) as (gateway, path):
+        for _ in range(3):
+            async with calling(path) as caller:
+                status, answer = await caller.ask("POST", "/v2/models/double/infer", DOUBLE_BODY)
+                assert status == 500
+                assert "ZeroDivisionError" in answer["error"]
+                assert await caller.reader.read() == b""
+        async with calling(path) as caller:
+            assert (await caller.ask("GET", "/v2"))[0] == 200
+        assert gateway.snapshot().faults == 3
+        await asyncio.wait_for(gateway.settled(), 5)
+    assert [record.levelname for record in caplog.records if "fault of ours" in record.message] == ["ERROR"]
 
 
 async def test_only_owner_and_group_may_ask(tmp_path: Path) -> None:
