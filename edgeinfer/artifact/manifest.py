@@ -25,6 +25,8 @@ SCHEMA = 1
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "model.sig"
 MAX_MANIFEST_BYTES = 4 << 20
+MAX_DEADLINE_MS = 600_000.0
+"""Longest deadline that a model or a request may have."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 _VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.-]+)?")

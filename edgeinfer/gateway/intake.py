@@ -18,6 +18,7 @@ from typing import Any
 
 from edgeinfer import oip
 from edgeinfer.artifact.contract import check_inputs
+from edgeinfer.artifact.manifest import MAX_DEADLINE_MS
 from edgeinfer.clock import NS_PER_MS
 from edgeinfer.errors import ProtocolError
 from edgeinfer.gateway.catalog import ModelInfo
@@ -25,7 +26,10 @@ from edgeinfer.request import DataScope, Deadlines, InferRequest, Reason, Refusa
 
 DEADLINE_HEADER = "edgeinfer-deadline-ms"
 DEFAULT_DEADLINE_MS = 10_000.0
-MAX_DEADLINE_MS = 600_000.0
+MAX_FACTS_BYTES = 64 << 10
+"""Most bytes of a request's header without its data: names, shapes and parameters."""
+_MOST_DIGITS = 40
+_MOST_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ def take_request(
     """
     try:
         parsed, payload = oip.decode_request(*oip.split(body, _header_length(headers)))
+        _require_short(payload.header)
         parameters = parsed.parameters
         deadline_ms = _deadline_ms(model, headers, parameters)
         request = InferRequest(
@@ -76,34 +81,65 @@ def _header_length(headers: Mapping[str, str]) -> int | None:
     return int(text)
 
 
+def _require_short(facts: bytes | bytearray | memoryview) -> None:
+    if len(facts) > MAX_FACTS_BYTES:
+        raise ProtocolError(
+            f"names, shapes and parameters have {len(facts)} bytes, at most {MAX_FACTS_BYTES} are taken"
+        )
+
+
 def _deadline_ms(model: ModelInfo, headers: Mapping[str, str], parameters: Mapping[str, Any]) -> float:
-    value = headers.get(DEADLINE_HEADER, parameters.get("deadline_ms"))
-    if value is None and isinstance(timeout_us := parameters.get("timeout"), int) and timeout_us > 0:
-        value = timeout_us / 1000
+    text = headers.get(DEADLINE_HEADER)
+    value = parameters.get("deadline_ms") if text is None else text
+    if isinstance(value, str):
+        try:
+            value = float(value[:_MOST_DIGITS])
+        except ValueError:
+            raise ProtocolError(f"deadline_ms {_shown(value)} is not a number of milliseconds") from None
+    if value is None and (timeout_us := parameters.get("timeout")):
+        return _number("timeout", timeout_us, 1, round(MAX_DEADLINE_MS * 1000), whole=True) / 1000
     if value is None:
-        return model.manifest.deadline_ms or DEFAULT_DEADLINE_MS
-    try:
-        if isinstance(value, bool):
-            raise TypeError  # noqa: TRY301
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ProtocolError(f"deadline_ms {str(value)[:40]!r} is not a number of milliseconds") from None
-    if not 0 < number <= MAX_DEADLINE_MS:
-        raise ProtocolError(f"deadline_ms {number:g} is not between 0 and {MAX_DEADLINE_MS:g}")
-    return number
+        value = min(model.manifest.deadline_ms or DEFAULT_DEADLINE_MS, MAX_DEADLINE_MS)
+    return max(_number("deadline_ms", value, 0, MAX_DEADLINE_MS, above=True), 1 / NS_PER_MS)
 
 
 def _priority(parameters: Mapping[str, Any]) -> int:
-    value = parameters.get("priority", 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not -1000 <= value <= 1000:
-        raise ProtocolError(f"priority {value!r} is not a whole number between -1000 and 1000")
+    return round(_number("priority", parameters.get("priority", 0), -1000, 1000, whole=True))
+
+
+def _number(
+    name: str, value: object, least: int, most: float, *, whole: bool = False, above: bool = False
+) -> int | float:
+    """Return a number that a caller gave, whatever it gave; `above`: more than `least`. All come through here.
+
+    Integers are compared as they are, before anything is computed with them: they may have hundreds of digits.
+
+    Raises:
+        ProtocolError: it is no number, or out of bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise ProtocolError(f"{name} {_shown(value)} is not a {'whole ' if whole else ''}number")
+    if not least <= value <= most or (above and value == least):
+        bounds = f"above {least} and at most {most:g}" if above else f"between {least} and {most}"
+        raise ProtocolError(f"{name} {_shown(value)} is not {bounds}")
     return value
+
+
+def _shown(value: object) -> str:
+    """Return what a caller gave, short, for an error's text; never raises."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"with about {value.bit_length() * 3 // 10} digits"
+    if isinstance(value, list | dict):
+        return f"of {len(value)} values"
+    return repr(value[:_MOST_DIGITS] if isinstance(value, str) else value)
 
 
 def _stream(model: str, parameters: Mapping[str, Any]) -> str | None:
     value = parameters.get("sequence_id", 0)
-    if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value)) > 128:
-        raise ProtocolError(f"sequence_id {str(value)[:40]!r} is not a number or a text of at most 128 characters")
+    if isinstance(value, str) and len(value) <= 128:
+        return f"client:{model}:{value}" if value else None
+    if isinstance(value, bool) or not isinstance(value, int) or value.bit_length() > _MOST_BITS:
+        raise ProtocolError(f"sequence_id {_shown(value)} is not a 64-bit number or a text of at most 128 characters")
     return f"client:{model}:{value}" if value else None
 
 
@@ -112,13 +148,13 @@ def _scope(parameters: Mapping[str, Any]) -> DataScope:
     for scope in DataScope:
         if value == scope.name.lower():
             return scope
-    raise ProtocolError(f"scope {value!r} is not device, site or any")
+    raise ProtocolError(f"scope {_shown(value)} is not device, site or any")
 
 
 def _flag(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise ProtocolError(f"{name} {value!r} is neither true nor false")
+        raise ProtocolError(f"{name} {_shown(value)} is neither true nor false")
     return value
 
 

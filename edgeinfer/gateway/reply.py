@@ -88,7 +88,8 @@ def outcome_reply(outcome: Outcome, binary: Collection[str] | bool) -> Reply:
         return _ending(status, outcome.detail, outcome.kind.value, outcome.reason)
     result = outcome.result
     header = oip.response_header(result.payload)
-    wanted = {tensor.name for tensor in oip.request_header(outcome.request.payload).outputs}
+    asked = oip.request_header(outcome.request.payload)
+    wanted = {tensor.name for tensor in asked.outputs}
     tensors = [
         (tensor, raw)
         for tensor, raw in zip(header.outputs, result.payload.tensors, strict=True)
@@ -102,7 +103,7 @@ def outcome_reply(outcome: Outcome, binary: Collection[str] | bool) -> Reply:
             raws.append(raw)
         else:
             header.outputs.append(_in_json(tensor, raw))
-    header.id = oip.request_header(outcome.request.payload).id
+    header.id = asked.id
     header.model_name = header.model_name or outcome.request.model
     header.model_version = header.model_version or result.version
     header.parameters |= _facts(outcome, result)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from edgeinfer import oip
 from edgeinfer.artifact.manifest import Manifest
@@ -78,6 +79,9 @@ def test_reports_do_not_grow_with_the_sequences_that_callers_invent() -> None:
         {"deadline_ms": 1e12}, {"deadline_ms": "nan"}, {"priority": 1.5}, {"priority": 10**6}, {"priority": True},
         {"scope": "world"}, {"scope": None}, {"firm": 1}, {"accept_late": "yes"}, {"sequence_start": 0},
         {"sequence_id": []}, {"sequence_id": "x" * 129}, {"sequence_id": True},
+        {"timeout": 10**400}, {"timeout": -1}, {"timeout": True}, {"timeout": 600_000_001}, {"timeout": 1.5},
+        {"deadline_ms": 10**400}, {"deadline_ms": -(10**400)}, {"deadline_ms": "1" * 5000}, {"deadline_ms": 600_001},
+        {"priority": 10**400}, {"sequence_id": 10**400}, {"scope": 10**400}, {"firm": 10**400}, {"scope": {"a": []}},
     ],
 )  # fmt: skip
 def test_refuses_parameters_that_mean_nothing(parameters: dict[str, Any]) -> None:
@@ -85,6 +89,25 @@ def test_refuses_parameters_that_mean_nothing(parameters: dict[str, Any]) -> Non
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.INPUT_INVALID
     assert next(iter(parameters)) in refusal.detail
+
+
+def test_a_models_deadline_is_held_to_the_bound_of_a_given_one() -> None:
+    boundless = structs.replace(DOUBLE, deadline_ms=1e308)
+    taken = _take(boundless, _body())
+    assert isinstance(taken, Intake)
+    assert taken.request.deadlines.total_ns == NOW + 600_000_000_000
+
+
+@pytest.mark.parametrize(
+    "grown", [{"parameters": {"x": "y" * 70_000}}, {"id": "y" * 70_000}, {"outputs": [{"name": "y" * 70_000}]}]
+)
+def test_what_is_said_about_the_tensors_is_bounded_as_it_is_read_again_on_its_way(grown: dict[str, Any]) -> None:
+    refusal = _take(DOUBLE, msgspec.json.encode(msgspec.json.decode(_body()) | grown))
+    assert isinstance(refusal, Refusal)
+    assert "at most 65536 are taken" in refusal.detail
+    data = [[0.123456789, 1.0]] * 20_000
+    tensor = {"name": "x", "datatype": "FP32", "shape": [20_000, 2], "data": data}
+    assert isinstance(_take(DOUBLE, msgspec.json.encode({"inputs": [tensor]})), Intake)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +144,12 @@ def test_any_body_is_refused_and_none_crashes(body: bytes, length: int | None) -
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -(10**400)])
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
     max_leaves=8,
 )
@@ -143,7 +171,9 @@ bodies = st.fixed_dictionaries(
         "outputs": st.lists(tensors, max_size=2),
         "id": st.text(max_size=4),
         "parameters": st.dictionaries(
-            st.sampled_from(["deadline_ms", "priority", "scope", "firm", "sequence_id", "binary_data_output"]),
+            st.sampled_from(
+                ["deadline_ms", "timeout", "priority", "scope", "firm", "sequence_id", "binary_data_output"]
+            ),
             json_values,
             max_size=3,
         ),
