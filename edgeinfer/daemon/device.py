@@ -230,7 +230,7 @@ class Device:
         installed = self.cache.installed(name)
         if installed is None or (version and installed.manifest.version != version):
             return None
-        return KnownModel(installed.digest, stateful=installed.manifest.stateful)
+        return KnownModel(installed.digest, installed.manifest)
 
     def _manifest(self, name: str) -> Manifest | None:
         installed = self.cache.installed(name)

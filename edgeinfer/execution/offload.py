@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgeinfer import oip
+from edgeinfer.artifact.answer import check_outputs, label, max_answer_bytes
+from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import OffloadSection
 from edgeinfer.errors import LinkError, ProtocolError
@@ -88,7 +90,13 @@ class KnownModel:
 
     digest: str
     """Of the installed bundle: a peer must serve the same."""
-    stateful: bool = False
+    manifest: Manifest
+    """What a peer's answers are checked against: a digest can be repeated by anybody."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether its requests stay where its state is."""
+        return self.manifest.stateful
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,17 +318,44 @@ class OffloadExecutor:
             case OutcomeKind.OK | OutcomeKind.LATE:
                 if answer.digest != under_way.asked.offer.digest:
                     return Failure("wrong_digest", f"{peer.name} answered with bundle {answer.digest[:12]}")
-                try:
-                    _, payload = oip.decode_response(answer.header, answer.tensors)
-                except ProtocolError as error:
-                    return Failure("bad_answer", f"{peer.name}: {error}")
-                return Result(payload, Placement.NEARBY, peer.name, answer.version, answer.variant, answer.digest)
+                return self._believe(request, peer, answer)
             case OutcomeKind.REJECTED if answer.reason in set(Reason):
                 return Refusal(Reason(answer.reason), f"{peer.name}: {answer.detail}")
             case OutcomeKind.EXPIRED:
                 return Expired(f"{peer.name}: {answer.detail or answer.reason}")
             case _:
                 return Failure(answer.reason or answer.outcome.value, f"{peer.name}: {answer.detail}")
+
+    def _believe(self, request: InferRequest, peer: Peer, answer: Answer) -> Result | Failure:
+        """Return the result that an answer's tensors are, if they are one of this model at all.
+
+        Of what the peer says only the tensors are taken, and the variant's name when there is one: the rest is known.
+        """
+        known = self._lookup(request.model, request.version)
+        if known is None or known.digest != answer.digest:
+            return Failure("wrong_digest", f"{request.model} was replaced here while {peer.name} answered")
+        manifest = known.manifest
+        if (size := len(answer.tensors)) > (most := max_answer_bytes(manifest)):
+            return Failure("bad_answer", f"{peer.name}: {size} bytes; {request.model} answers with at most {most}")
+        if answer.variant not in {variant.name for variant in manifest.variants}:
+            return Failure("bad_answer", f"{peer.name}: {request.model} has no variant {answer.variant[:64]!r}")
+        asked = oip.request_header(request.payload)
+        try:
+            header, payload = oip.decode_response(answer.header, answer.tensors)
+        except ProtocolError as error:
+            return Failure("bad_answer", f"{peer.name}: {error}")
+        wanted = [output.name for output in asked.outputs]
+        if (problem := check_outputs(manifest, header, payload, wanted=wanted)) is not None:
+            return Failure("bad_answer", f"{peer.name}: {problem}")
+        tensors = zip(header.outputs, payload.tensors, strict=True)
+        payload = oip.encode_response(
+            [(output.name, output.datatype, output.shape, raw) for output, raw in tensors],
+            model=manifest.name,
+            version=manifest.version,
+            parameters=dict(label(manifest, header, payload)),
+            request_id=asked.id,
+        )
+        return Result(payload, Placement.NEARBY, peer.name, manifest.version, answer.variant, known.digest)
 
     def _learn(self, asked: Asked, answer: Answer) -> int:
         """Take note of an answer's times, in time or late; return how long it was on the wire."""

@@ -18,7 +18,7 @@ from edgeinfer.execution.offload import KnownModel
 from edgeinfer.mqtt.exchange import Answer, encode_answer
 from edgeinfer.mqtt.link import Keep, Message
 from edgeinfer.mqtt.topics import Topics
-from edgeinfer.oip import encode_response
+from edgeinfer.oip import encode_response, response_header
 from edgeinfer.request import (
     DataScope,
     Deadlines,
@@ -33,7 +33,7 @@ from edgeinfer.request import (
 from edgeinfer.toml_file import Bytes
 from tests.execution.executor_contract import MS, Case, ExecutorContract, Rig, Timing
 from tests.execution.fake import Script
-from tests.nearby.rig import Site, digest_of, open_site, until
+from tests.nearby.rig import Site, digest_of, manifest_of, open_site, until
 from tests.system.broker import Broker
 from tests.system.proxy import proxy_to
 
@@ -118,7 +118,7 @@ async def test_data_of_scope_site_stays_on_the_site(site: Site) -> None:
 
 async def test_a_peer_with_another_bundle_is_not_asked(site: Site) -> None:
     peer = await site.peer(version="1.0.1")
-    site.known["echo"] = KnownModel(digest_of("echo", "1.0.0"))
+    site.known["echo"] = KnownModel(digest_of("echo", "1.0.0"), manifest_of("echo"))
     ending = await site.executor.execute(site.request())
     assert isinstance(ending, Refusal)
     assert ending.reason is Reason.MODEL_UNAVAILABLE
@@ -290,6 +290,12 @@ async def test_a_hostile_peers_answers_are_failures(site: Site) -> None:
             (replace(right, digest="0" * 64), good, "wrong_digest"),
             (right, replace(good, header=b"{"), "bad_answer"),
             (right, replace(good, tensors=(b"\0" * 40,)), "bad_answer"),
+            (right, encode_response([]), "bad_answer"),
+            (right, encode_response([("z", "FP32", [1], b"\0\0\0\0")]), "bad_answer"),
+            (right, encode_response([("y", "INT64", [1], bytes(8))]), "bad_answer"),
+            (right, encode_response([("y", "FP32", [1], b"\0\0\xc0\x7f")]), "bad_answer"),
+            (right, encode_response([("y", "FP32", [(1 << 20) + 1], bytes((4 << 20) + 4))]), "bad_answer"),
+            (replace(right, variant="huge"), good, "bad_answer"),
             (replace(right, digest=""), good, "bad_answer"),
             (Answer(OutcomeKind.REJECTED, b"", reason="because"), None, "because"),
         ):
@@ -297,8 +303,18 @@ async def test_a_hostile_peers_answers_are_failures(site: Site) -> None:
             ending = await site.executor.execute(site.request())
             assert isinstance(ending, Failure), ending
             assert ending.reason == reason
-        hostile.answer, hostile.payload = right, good
-        assert isinstance(await site.executor.execute(site.request()), Result)
+        lies = encode_response(
+            [("y", "FP32", [1], b"\0\0\0\0")],
+            model="other",
+            version="9.9.9",
+            parameters={"label": "safe", "x": "y" * 9000},
+        )
+        hostile.answer, hostile.payload = replace(right, version="9.9.9"), lies
+        ending = await site.executor.execute(site.request())
+        assert isinstance(ending, Result)
+        header = response_header(ending.payload)
+        assert (ending.version, header.model_name, header.model_version) == ("1.0.0", "echo", "1.0.0")
+        assert header.parameters == {}, "a model without classes has no label, whatever a peer says"
     finally:
         await hostile.stop()
         assert peer.server.snapshot().unanswered == 0

@@ -34,6 +34,7 @@ from edgeinfer.request import (
     Result,
     Timeline,
 )
+from tests.nearby.rig import manifest_of
 from tests.virtual_time import run_virtual
 
 MS = 1_000_000
@@ -100,7 +101,7 @@ def executor_on(link: RecordingLink, *, seed: int = 1) -> OffloadExecutor:
         link,
         TOPICS,
         OffloadSection(),
-        lookup=lambda model, _: KnownModel(DIGESTS[model]) if model in DIGESTS else None,
+        lookup=lambda model, _: KnownModel(DIGESTS[model], manifest_of(model)) if model in DIGESTS else None,
         clock=LoopClock(asyncio.get_running_loop()),
         dice=random.Random(seed),
     )
@@ -108,7 +109,9 @@ def executor_on(link: RecordingLink, *, seed: int = 1) -> OffloadExecutor:
 
 def ask_for(model: str = "m", scope: DataScope = DataScope.SITE, within_ms: float = 100) -> InferRequest:
     now_ns = round(asyncio.get_running_loop().time() * 1e9)
-    return InferRequest(model, Payload(b"{}"), Deadlines(now_ns + round(within_ms * MS)), Timeline(now_ns), scope=scope)
+    return InferRequest(
+        model, Payload(b'{"inputs": []}'), Deadlines(now_ns + round(within_ms * MS)), Timeline(now_ns), scope=scope
+    )
 
 
 def ok(message: Message) -> Answer:
@@ -204,7 +207,7 @@ def test_a_draining_peer_and_one_for_small_requests_are_passed_over() -> None:
         assert isinstance(refusal, Refusal)
         assert refusal.reason is Reason.MODEL_UNAVAILABLE
         assert "drains: draining" in refusal.detail
-        assert "small: takes 1 bytes, not 2" in refusal.detail
+        assert "small: takes 1 bytes, not 14" in refusal.detail
 
     run_virtual(main())
 

@@ -169,7 +169,7 @@ class Site:
         peer = Peer(name, link, server, executor, scheduler)
         self.peers.append(peer)
         for model in models:
-            self.known.setdefault(model, KnownModel(digest_of(model), stateful=stateful))
+            self.known.setdefault(model, KnownModel(digest_of(model), manifest_of(model, stateful=stateful)))
         if start:
             for main in (server.run, link.run, scheduler.run):
                 peer.tasks.append(asyncio.create_task(main(), name=f"{name}.{main.__qualname__}"))

@@ -68,7 +68,7 @@ async def test_a_real_service_answers_freezes_returns_and_leaves(
         site.name = "plant"
         site.topics = type(site.topics)("edgeinfer", "plant", "device-1")
         manifest, digest = read_manifest(BUNDLE)
-        site.known["support-intent"] = KnownModel(digest)
+        site.known["support-intent"] = KnownModel(digest, manifest)
         await site.device()
 
         def ready() -> bool:
