@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgeinfer_demo.summary import compose
-from edgeinfer_demo.verdict import Evidence, PhaseRecord, judge
+from edgeinfer_demo.summary import FRAMES, KINDS, compose
+from edgeinfer_demo.verdict import Evidence, Happening, PhaseRecord, judge
+from edgeinfer_demo.world import KEPT
 
 
 def origin(name: str = "camera", **changes: Any) -> dict[str, Any]:
@@ -26,13 +29,18 @@ def phase(name: str, *, local: int = 5, nearby: int = 0, ended: int | None = Non
     return PhaseRecord(name, 10.0, {"camera": local}, {"camera": nearby}, {"camera": total})
 
 
+def events(*kinds: str) -> tuple[Happening, ...]:
+    return tuple(Happening(1.5, kind, f"detail of {kind}") for kind in kinds)
+
+
 GOOD = Evidence(
     phases=(phase("steady"), phase("overload", nearby=3), phase("heat"), phase("outage")),
-    events=("offload-open", "throttle-start", "throttle-end", "offload-close"),
+    events=events("offload-open", "throttle-start", "throttle-end", "offload-close"),
     report={
         "total": origin("total"),
         "origins": [origin()],
         "thermal": {"seconds_by_level": {"nominal": 5.0, "warm": 4.0}, "throttle_episodes": 1},
+        "loops": [{"name": "camera", "source_restarts": 0} | dict.fromkeys(FRAMES, 4)],
         "memory": {"ceiling_bytes": 1000, "peak_reserved_bytes": 500},
     },
     intent="support_request 0.9427",
@@ -57,9 +65,24 @@ def test_a_good_run_passes_every_check() -> None:
         (replace(GOOD, report=GOOD.report | {"origins": [origin(in_flight=1)]}), "accounting identity"),
         (replace(GOOD, phases=(phase("steady", local=5, ended=10), *GOOD.phases[1:])), "keeps up alone when it can"),
         (replace(GOOD, phases=(GOOD.phases[0], phase("overload"), *GOOD.phases[2:])), "offloads under overload"),
+        (
+            replace(GOOD, phases=(GOOD.phases[0], phase("overload", local=91, nearby=9), *GOOD.phases[2:])),
+            "offloads under overload",
+        ),
+        (
+            replace(
+                GOOD,
+                phases=(
+                    GOOD.phases[0],
+                    PhaseRecord("overload", 10.0, {"camera": 50}, {"other": 40}, {"camera": 50}),
+                    *GOOD.phases[2:],
+                ),
+            ),
+            "offloads under overload",
+        ),
         (replace(GOOD, events=GOOD.events[1:]), "offloads under overload"),
-        (replace(GOOD, events=("offload-open", "throttle-end")), "reports throttling and its end"),
-        (replace(GOOD, events=("offload-open", "throttle-start")), "reports throttling and its end"),
+        (replace(GOOD, events=events("offload-open", "throttle-end")), "reports throttling and its end"),
+        (replace(GOOD, events=events("offload-open", "throttle-start")), "reports throttling and its end"),
         (replace(GOOD, firmware_throttled_s=0.2), "the firmware never had to throttle"),
         (
             replace(GOOD, phases=(*GOOD.phases[:3], phase("outage", local=0, ended=4))),
@@ -96,3 +119,26 @@ def test_the_report_holds_every_figure_that_was_promised() -> None:
     assert report["memory"] == {"budget_bytes": 1000, "peak_reserved_bytes": 500, "peak_pss_bytes": 700}
     assert report["offloaded_share"] == 3 / 8
     assert report["identity"]["holds"]
+    assert report["events"][1] == {"at_s": 1.5, "kind": "throttle-start", "detail": "detail of throttle-start"}
+    assert report["frames"] == {"camera": dict.fromkeys(FRAMES, 4)}
+
+
+def test_some_hiccups_of_a_busy_machine_are_no_broken_promise() -> None:
+    assert failed(replace(GOOD, phases=(phase("steady", local=90, ended=100), *GOOD.phases[1:]))) == []
+
+
+def keys(value: Any) -> set[str]:
+    if isinstance(value, list):
+        return set().union(*map(keys, value))
+    if not isinstance(value, dict):
+        return set()
+    free = {"camera", "local", "nearby", "none", "daemon", "mosquitto", "nominal", "warm", "rejected.thermal", *KINDS}
+    return (value.keys() - free).union(*map(keys, value.values()))
+
+
+def test_every_key_of_the_report_is_described() -> None:
+    page = (Path(__file__).parents[2] / "docs/operations.md").read_text().partition("## The demo's report")[2]
+    told = set(re.findall(r"`([^`\n]+)`", page))
+    assert keys(compose(GOOD, 700, judge(GOOD), board="demo-board", seconds=12.0)) <= told
+    assert set(KEPT) <= told
+    assert {check.name for check in judge(GOOD)} <= told

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from edgeinfer.client import Client
-from edgeinfer.clock import MonotonicClock
+from edgeinfer.clock import NS_PER_S, MonotonicClock
 from edgeinfer.config import BrokerSection
 from edgeinfer.errors import EdgeInferError, LinkError, ProtocolError
 from edgeinfer.mqtt import envelope
 from edgeinfer.mqtt.link import Message, MqttLink
 from edgeinfer.mqtt.topics import Topics
+from edgeinfer_demo.verdict import Happening
 from edgeinfer_demo.world import DEVICE, SITE, World
 
 OBSERVER = "demo-operator"
@@ -36,7 +37,9 @@ class Observer:
             client_id=OBSERVER,
             clock=MonotonicClock(),
         )
-        self.events: list[envelope.Event] = []
+        self._clock = MonotonicClock()
+        self._began_ns = self._clock.now_ns()
+        self.events: list[Happening] = []
         self.recent: deque[str] = deque(maxlen=8)
         self.report: dict[str, Any] | None = None
         """The newest report that came over MQTT: at the end, the one that the device left with."""
@@ -90,7 +93,8 @@ class Observer:
 
     def _on_event(self, message: Message) -> None:
         event = envelope.decode(message.payload, envelope.Event)
-        self.events.append(event)
+        at_s = (event.stamp.mono_ns - self._began_ns) / NS_PER_S  # one machine, one boot: one monotonic clock
+        self.events.append(Happening(round(at_s, 1), event.kind, event.detail))
         self.recent.append(f"{event.kind}: {event.detail}")
 
     def _on_reply(self, message: Message) -> None:

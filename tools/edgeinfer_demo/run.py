@@ -21,7 +21,7 @@ from edgeinfer_demo.plant import Plant
 from edgeinfer_demo.scenario import PHASES, Phase
 from edgeinfer_demo.summary import compose
 from edgeinfer_demo.verdict import Evidence, PhaseRecord, judge
-from edgeinfer_demo.world import World, running
+from edgeinfer_demo.world import World, keeping, running
 from edgeinfer_tools.sample_files import write_samples
 
 SENTENCE = "I was charged twice for my invoice"
@@ -31,7 +31,9 @@ _ONLINE_TIMEOUT_S = 20.0
 
 
 async def play(world: World, display: Display, out: Path, *, speed: float = 1.0) -> int:
-    """Run the whole demo below `world.root`, write `out`/report.json, and return 0 when every check holds, else 1.
+    """Run the whole demo below `world.root`, and return 0 when every check holds, else 1.
+
+    Writes `out`/report.json, and keeps the services' logs and configuration beside it, however it ends.
 
     Raises:
         EdgeInferError: something could not be started.
@@ -42,7 +44,7 @@ async def play(world: World, display: Display, out: Path, *, speed: float = 1.0)
     world.write_files()
     await asyncio.to_thread(world.install)
     board = _hastened(load_board(world.board), speed)
-    with Plant(board, world.root / "sys", ambient_c=PHASES[0].ambient_c) as plant, running(world):
+    with Plant(board, world.root / "sys", ambient_c=PHASES[0].ambient_c) as plant, keeping(world, out), running(world):
         world.start_broker()
         world.start_nearby()
         world.start_daemon()
@@ -52,7 +54,7 @@ async def play(world: World, display: Display, out: Path, *, speed: float = 1.0)
     report = compose(evidence, run.peak_pss_bytes, checks, board=board.name, seconds=run.seconds)
     path = await asyncio.to_thread(_write, report, out)
     display.summary(report, checks)
-    display.say(f"written to {path}")
+    display.say(f"written to {path}; logs and configuration of the services are beside it")
     if failed := [check.name for check in checks if not check.ok]:
         display.say(f"failed: {', '.join(failed)}")
         for name in ("daemon", "nearby"):
@@ -115,7 +117,7 @@ class _Run:
         self.seconds = time.monotonic() - began_s
         return Evidence(
             phases=tuple(records),
-            events=tuple(event.kind for event in self._observer.events),
+            events=tuple(self._observer.events),
             report=self._observer.report or status["report"],
             intent=self._intent,
             exit_status=exit_status,
@@ -136,7 +138,7 @@ class _Run:
         if not phase.broker_up:
             await asyncio.to_thread(self._world.start_broker)
             await self._until_online()
-        return _difference(phase, before, after)
+        return _difference(phase, phase.seconds / self._speed, before, after)
 
     async def _counts(self) -> dict[str, dict[str, Any]]:
         status = await self._observer.status()
@@ -200,7 +202,9 @@ class _Run:
         return f"{answer.label} {answer.score:.4f}"
 
 
-def _difference(phase: Phase, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> PhaseRecord:
+def _difference(
+    phase: Phase, seconds: float, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
+) -> PhaseRecord:
     def placed(placement: str) -> dict[str, int]:
         return {
             origin: counts["ok_by_placement"].get(placement, 0)
@@ -213,7 +217,7 @@ def _difference(phase: Phase, before: dict[str, dict[str, Any]], after: dict[str
 
     return PhaseRecord(
         name=phase.name,
-        seconds=phase.seconds,
+        seconds=seconds,
         ok_local=placed("local"),
         ok_nearby=placed("nearby"),
         ended={origin: ended(counts) - ended(before.get(origin, {})) for origin, counts in after.items()},

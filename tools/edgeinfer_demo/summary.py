@@ -8,6 +8,7 @@ from typing import Any
 
 from edgeinfer_demo.verdict import Check, Evidence, identity_holds
 
+FRAMES = ("taken", "skipped", "submitted", "missed", "stale", "invalid", "sequences_lost", "results_dropped")
 KINDS = ("ok", "late", "rejected", "cancelled", "expired", "failed")
 
 
@@ -22,6 +23,7 @@ def compose(
         "board": board,
         "seconds": round(seconds, 1),
         "loops": {counts["origin"]: _loop(counts) for counts in report["origins"]},
+        "frames": {loop["name"]: {key: loop[key] for key in FRAMES} for loop in report["loops"]},
         "thermal": {
             "seconds_by_level": report["thermal"]["seconds_by_level"],
             "peak_c": round(evidence.peak_c, 2),
@@ -41,7 +43,7 @@ def compose(
             "holds": identity_holds(total),
         },
         "phases": [asdict(phase) for phase in evidence.phases],
-        "events": list(evidence.events),
+        "events": [asdict(event) for event in evidence.events],
         "checks": [asdict(check) for check in checks],
     }
 

@@ -170,7 +170,9 @@ class World:
         """Install the bundles on both sides, as an operator would."""
         for state_dir, models in ((self.root / "device", MODELS), (self.root / "nearby", MODELS[:1])):
             for model in models:
-                self._edgeinfer("bundle", "add", str(self.bundles / model), "--no-compile", "--state-dir", str(state_dir))
+                self._edgeinfer(
+                    "bundle", "add", str(self.bundles / model), "--no-compile", "--state-dir", str(state_dir)
+                )
 
     def start_broker(self) -> None:
         """Start mosquitto on the demo's port, where it was before when it is started again."""
