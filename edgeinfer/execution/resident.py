@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from edgeinfer.artifact.manifest import Manifest, Variant
-from edgeinfer.clock import Clock
+from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
 from edgeinfer.errors import EdgeInferError, SessionError
 from edgeinfer.execution.crashes import CrashPolicy, judge_crash
@@ -25,6 +25,10 @@ from edgeinfer.store.store import Installed
 from edgeinfer.worker.worker import EndCause, Worker, WorkerEnd
 
 _log = logging.getLogger(__name__)
+
+_NO_PROCESS = frozenset({"fork_failed", "runtime_unusable"})
+"""Why there is no worker although the model has done nothing wrong."""
+_NO_PROCESS_PAUSE_NS = 2 * NS_PER_S
 
 
 class Phase(StrEnum):
@@ -221,6 +225,12 @@ class ResidentModel:
             return
         try:
             await self._start(index)
+        except SessionError as error:
+            if error.reason in _NO_PROCESS:  # nothing that the model has done
+                self._replace(index, str(error), pause_ns=_NO_PROCESS_PAUSE_NS)
+            else:
+                self._crashed(index, str(error))
+            return
         except EdgeInferError as error:
             self._crashed(index, str(error))
             return

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from edgeinfer.clock import NS_PER_S, Clock
+from edgeinfer.errors import InternalError
 from edgeinfer.execution.executor import Estimate, Executor
 from edgeinfer.limits import Limits
 from edgeinfer.request import Ending, Expired, Failure, InferRequest, Placement, Result
@@ -23,6 +24,8 @@ from edgeinfer.scheduling.ticket import PendingTicket, Stage
 
 STOP_GRACE_S = 2.0
 """From the end of a request to cancelling an executor that still works on it, and again to giving its cores up."""
+INTERNAL = "internal"
+"""`Failure.reason` of a run whose executor raised: a bug of ours, of which the log has the traceback."""
 LATE_ALLOWANCES = 4
 """Who accepts late results waits at most so many times the time it had given itself, and at least a second."""
 
@@ -96,6 +99,8 @@ class Runs:
         self._pace = UNPACED
         self.abandoned = 0
         """Runs whose executor neither ended nor could be cancelled: their cores were given up."""
+        self.raised = 0
+        """Runs whose executor raised instead of answering: bugs, each logged with its traceback."""
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())
@@ -177,7 +182,7 @@ class Runs:
         return run.placement
 
     async def _execute(self, executor: Executor, run: Run) -> None:
-        ending = await executor.execute(run.ticket.request)
+        ending = await self._answer(executor, run)
         now_ns = self._clock.now_ns()
         self._learn(run, ending, now_ns)
         self._release(run, now_ns)
@@ -185,6 +190,21 @@ class Runs:
             self._ended(run, ending)
         elif isinstance(ending, Result):
             ending.release()
+
+    async def _answer(self, executor: Executor, run: Run) -> Ending:
+        """Return how the executor answers; a bug in it costs the request that met it and nobody else's.
+
+        Raises:
+            InternalError: an invariant is broken, so that nobody can be promised anything.
+        """
+        try:
+            return await executor.execute(run.ticket.request)
+        except InternalError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug in one request must not end the others
+            self.raised += 1
+            _log.exception("%s raised: its request has failed", run.task.get_name())
+            return Failure(INTERNAL, f"the executor raised {error!r}")
 
     def _learn(self, run: Run, ending: Ending, now_ns: int) -> None:
         if run.placement is not Placement.LOCAL:

@@ -136,6 +136,7 @@ class Scheduler:
             draining=self._draining,
             in_flight=len(self._open),
             abandoned_runs=self._runs.abandoned,
+            raised_runs=self._runs.raised,
             progress=self._progress,
         )
 

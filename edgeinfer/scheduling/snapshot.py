@@ -28,4 +28,6 @@ class SchedulerSnapshot:
     in_flight: int
     abandoned_runs: int
     """Runs whose executor neither ended nor could be cancelled; their cores were given up."""
+    raised_runs: int
+    """Runs whose executor raised: bugs, each logged with its traceback."""
     progress: int

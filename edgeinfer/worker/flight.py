@@ -157,6 +157,8 @@ class Flights:
             flight = at_once or await self._dispatch_in_turn(order)
         except BudgetExceeded as error:
             return Refusal(Reason.MEMORY, str(error))
+        except OSError as error:
+            return Refusal(Reason.MEMORY, f"{self._title}: no shared memory for the request: {error.strerror}")
         except ProtocolError as error:
             return Failure(WORKER_LOST, f"{self._title}: {error}")
         if not isinstance(flight, _Flight):
@@ -230,7 +232,7 @@ class Flights:
         flight = self._flights.get(oversize.run)
         room = None
         if flight is not None and not flight.is_abandoned and flight.larger_slot is None:
-            with contextlib.suppress(BudgetExceeded):
+            with contextlib.suppress(BudgetExceeded, OSError):
                 slot = self._acquire(0, oversize.needed_bytes)
                 if slot is not None:
                     slot.move(SlotState.IN_WORKER)
@@ -285,6 +287,7 @@ class Flights:
 
         Raises:
             BudgetExceeded: it can never fit.
+            OSError: the system has no memory or no file descriptor for it now.
             ProtocolError: the process is gone.
         """
         slot, retired = self.pool.acquire(request_bytes, response_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import itertools
 import logging
@@ -54,6 +55,10 @@ _STEADY_NS: Final = 10 * NS_PER_S
 """A zygote that lived this long was healthy: the next restart is immediate again."""
 _CLOSE_GRACE_S: Final = 1.0
 _SWEEPS_S: Final = (0.1, 1.0, 5.0)
+_FORK_PATIENCE_S: Final = 5.0
+"""A zygote that has not answered a fork for so long is stuck or stopped (a fork takes 2 ms), and is replaced."""
+_PASSING: Final = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""Why a process may not be startable just now: too many processes or files, no memory."""
 _MAX_EARLY_DEATHS: Final = 3
 """So many zygotes killed during the import, and the import itself is to blame."""
 
@@ -170,14 +175,18 @@ class Nursery:
 
         Raises:
             RuntimeUnusable: ONNX Runtime cannot be imported here.
-            SessionError: `fork_failed`: no memory or process ids, or no zygote until `deadline_ns`.
+            SessionError: `fork_failed`: no memory, process ids or file descriptors, or no zygote until `deadline_ns`.
         """
         while True:
             zygote = await self._ready_zygote(deadline_ns)
-            ours, theirs = make_pair()
+            try:
+                ours, theirs = make_pair()
+            except OSError as error:
+                raise SessionError("fork_failed", f"no channel for a worker: {error.strerror}") from error
             token = next(self._tokens)
             answer: asyncio.Future[Child] = self._loop.create_future()
             zygote.forks[token] = answer
+            self._later(_FORK_PATIENCE_S, functools.partial(self._give_up_fork, zygote, token))
             try:
                 with theirs:
                     zygote.channel.send(Fork(token), [theirs.fileno()])
@@ -185,13 +194,17 @@ class Nursery:
             except ProtocolError:  # the zygote died: ask the next one
                 ours.close()
                 await asyncio.sleep(0)
+            except OSError as error:  # no descriptor to queue the message with
+                ours.close()
+                zygote.forks.pop(token, None)
+                raise SessionError("fork_failed", f"the zygote cannot be asked: {error.strerror}") from error
             except BaseException:
                 ours.close()
                 raise
             else:
                 return Newborn(child, ours)
             finally:
-                zygote.forks.pop(token, None)
+                answer.cancel()  # nobody waits for it any more; it stays known until the zygote has answered
 
     async def close(self) -> None:
         """End the zygote and wait until it is reaped. Workers are their owners' to stop."""
@@ -238,21 +251,70 @@ class Nursery:
         return future.result()
 
     def _spawn(self) -> None:
+        """Start a zygote; when the system does not let us, that is a state, and it is tried again."""
+        try:
+            child, ours = self._start_process()
+        except OSError as error:
+            self._on_unstarted(error)
+        else:
+            self._adopt(child, ours)
+
+    def _on_unstarted(self, error: OSError) -> None:
+        self._reason = f"no process for the zygote: {error.strerror}"
+        if error.errno in _PASSING:
+            pause_s = self._restart_pause_s = min(30.0, self._restart_pause_s * 2 + 0.1)
+            self._state = NurseryState.RESTARTING
+            self._settled.clear()
+            _log.warning("zygote not started reason=%r retry_in_s=%.1f", self._reason, pause_s)
+            self._later(pause_s, self._spawn)
+        else:
+            self._state = NurseryState.UNUSABLE
+            self._retry_at_ns = self._clock.now_ns() + self._cool_down_ns
+            self._settled.set()
+            _log.error("runtime unusable reason=%r", self._reason)
+
+    def _start_process(self) -> tuple[Child, socket.socket]:
+        """Start the process; returned with our end of its channel.
+
+        Raises:
+            OSError: it cannot be started, or not be followed; nothing is left of it.
+        """
         ours, theirs = make_pair()
-        with theirs:
-            pid = os.posix_spawn(
-                self._python,
-                [self._python, "-P", "-m", "edgeinfer.worker.zygote", str(_ZYGOTE_FD), str(os.getpid())],
-                _zygote_environment(self._environment),
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), _ZYGOTE_FD),
-                ],
-                setpgroup=0,  # a Ctrl-C at the terminal is for the daemon alone
-                setsigmask=[],
-                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
-            )
-        self._adopt(Child(pid, self._loop), ours)
+        try:
+            with theirs:
+                pid = self._posix_spawn(theirs.fileno())
+            return self._follow(pid), ours
+        except BaseException:
+            ours.close()
+            raise
+
+    def _follow(self, pid: int) -> Child:
+        """Return a child that was just started; one that cannot be followed is ended.
+
+        Raises:
+            OSError: no file descriptor for it.
+        """
+        try:
+            return Child(pid, self._loop)
+        except OSError:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # not reaped yet, so that it is nobody else
+            self._later(_SWEEPS_S[0], functools.partial(_reap, pid))
+            raise
+
+    def _posix_spawn(self, channel_fd: int) -> int:
+        return os.posix_spawn(
+            self._python,
+            [self._python, "-P", "-m", "edgeinfer.worker.zygote", str(_ZYGOTE_FD), str(os.getpid())],
+            _zygote_environment(self._environment),
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, channel_fd, _ZYGOTE_FD),
+            ],
+            setpgroup=0,  # a Ctrl-C at the terminal is for the daemon alone
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+        )
 
     def _adopt(self, child: Child, ours: socket.socket) -> None:
         zygote: _Zygote
@@ -282,8 +344,14 @@ class Nursery:
             case ZygoteFailed(detail):
                 zygote.complaint = detail
             case Forked(token, pid):
-                child = self._know(Child(pid, self._loop))
                 waiter = zygote.forks.pop(token, None)
+                try:
+                    child = self._know(self._follow(pid))
+                except OSError as error:
+                    if waiter is not None and not waiter.done():
+                        detail = f"the worker cannot be followed: {error.strerror}"
+                        waiter.set_exception(SessionError("fork_failed", detail))
+                    return
                 if waiter is None or waiter.done():  # nobody wants it any more
                     child.kill()
                 else:
@@ -315,6 +383,11 @@ class Nursery:
         if not zygote.ready.done() and zygote.child.is_running:
             seconds = self._import_timeout_ns / NS_PER_S
             zygote.complaint = f"importing onnxruntime took more than {seconds:g} s"
+            zygote.child.kill()
+
+    def _give_up_fork(self, zygote: _Zygote, token: int) -> None:
+        if token in zygote.forks and zygote.child.is_running:
+            _log.warning("zygote stuck pid=%d unanswered_s=%g", zygote.child.pid, _FORK_PATIENCE_S)
             zygote.child.kill()
 
     def _on_ended(self, zygote: _Zygote, status: ExitStatus) -> None:
@@ -376,6 +449,11 @@ class Nursery:
 
         timer = self._loop.call_later(delay_s, fire)
         self._timers.add(timer)
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 def _zygote_environment(extra: Mapping[str, str]) -> dict[str, str]:

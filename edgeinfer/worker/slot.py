@@ -155,6 +155,7 @@ class SlotPool:
 
         Raises:
             BudgetExceeded: it does not fit, even with all other slots free.
+            OSError: the system has no memory or no file descriptor for it now.
         """
         request_room, size = _layout(request_bytes, response_bytes)
         if size > self._max_bytes:

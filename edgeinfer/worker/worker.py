@@ -260,9 +260,13 @@ class Worker:
 
     async def _load(self, deadline_ns: int) -> None:
         raw = msgspec.msgpack.encode(self.spec)
-        with os.fdopen(os.memfd_create("edgeinfer-spec", os.MFD_CLOEXEC), "wb", buffering=0) as file:
-            file.write(raw)
-            self.send(Load(len(raw)), [file.fileno()])
+        try:
+            with os.fdopen(os.memfd_create("edgeinfer-spec", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+                file.write(raw)
+                self.send(Load(len(raw)), [file.fileno()])
+        except OSError as error:
+            detail = f"{self.spec.title} cannot be told its model: {error.strerror}"
+            raise SessionError("fork_failed", detail) from error
         left_ns = deadline_ns - self._clock.now_ns()
         await asyncio.wait([self._loaded], timeout=max(0.0, left_ns / NS_PER_S))
         if not self._loaded.done():

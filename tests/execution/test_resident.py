@@ -159,15 +159,26 @@ async def test_a_replacement_that_fails_is_tried_again_and_not_for_ever(stage: C
     made = stage()
     await made.model.open()
     await made.crash()
+    made.fault = SessionError("load_failed", "x")
+    assert await made.do_jobs() == [10]
+    assert made.phase() is Phase.RECOVERING
+    assert await made.do_jobs() == [20]
+    assert made.phase() is Phase.QUARANTINED
+
+
+async def test_no_process_for_a_replacement_is_nothing_that_the_model_has_done(stage: Callable[..., Stage]) -> None:
+    made = stage()
+    await made.model.open()
+    await made.crash()
     made.fault = SessionError("fork_failed", "no zygote in time")
     assert await made.do_jobs() == [10]
-    assert made.phase() is Phase.RECOVERING, "one that could not be forked is no reason to give up"
+    for _ in range(20):
+        assert made.phase() is Phase.RECOVERING
+        assert await made.do_jobs() == [2_000_000_000]
     made.fault = None
-    assert await made.do_jobs() == [20]
+    assert await made.do_jobs() == [2_000_000_000]
     assert made.phase() is Phase.READY
-    made.fault = SessionError("load_failed", "x")
-    await made.crash()
-    assert made.phase() is Phase.QUARANTINED
+    assert len(made.crashes) == 1
 
 
 async def test_one_that_was_killed_for_being_overdue_is_no_crash(stage: Callable[..., Stage]) -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from edgeinfer.errors import InternalError
 from edgeinfer.execution.executor import Estimate
 from edgeinfer.limits import ThermalLevel
 from edgeinfer.request import (
@@ -673,10 +674,37 @@ class RaisingExecutor(FakeExecutor):
         raise ZeroDivisionError("a bug")
 
 
-def test_a_bug_in_an_executor_ends_the_scheduler_and_nobody_is_left_waiting() -> None:
+class BrokenExecutor(FakeExecutor):
+    async def execute(self, request: InferRequest) -> Result | Refusal | Failure | Expired:
+        raise InternalError("an invariant")
+
+
+def test_a_bug_in_an_executor_costs_the_request_that_met_it_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with world() as template:
             executor = RaisingExecutor(template.clock)
+            scheduler = Scheduler(
+                local=executor, nearby=None, clock=template.clock, accounting=template.accounting, queue_limit=4,
+                cores=1, observe=template.observe,
+            )  # fmt: skip
+            running = asyncio.create_task(scheduler.run())
+            for count in (1, 2):
+                outcome = await scheduler.submit(template.request("m", 500)).outcome()
+                assert (outcome.kind, outcome.reason) == (OutcomeKind.FAILED, "internal")
+                assert "ZeroDivisionError" in outcome.detail
+                assert scheduler.snapshot().raised_runs == count
+            assert not running.done(), "the others' requests go on"
+            assert "Traceback" in caplog.text
+            running.cancel()
+            await asyncio.wait([running])
+
+    run_virtual(main())
+
+
+def test_a_broken_invariant_ends_the_scheduler_and_nobody_is_left_waiting() -> None:
+    async def main() -> None:
+        async with world() as template:
+            executor = BrokenExecutor(template.clock)
             outcomes: list[Outcome] = []
             scheduler = Scheduler(
                 local=executor, nearby=None, clock=template.clock, accounting=template.accounting, queue_limit=4,
@@ -686,7 +714,7 @@ def test_a_bug_in_an_executor_ends_the_scheduler_and_nobody_is_left_waiting() ->
             waiting = scheduler.submit(template.request("m", 500))
             with pytest.raises(ExceptionGroup) as crashed:
                 await scheduler.run()
-            assert isinstance(crashed.value.exceptions[0], ZeroDivisionError)
+            assert isinstance(crashed.value.exceptions[0], InternalError)
             assert [(await t.outcome()).reason for t in (ticket, waiting)] == ["stopped", "stopped"]
             template.outcomes += outcomes
 

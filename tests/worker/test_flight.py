@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import mmap
 import os
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from edgeinfer import oip
 from edgeinfer.clock import NS_PER_MS, NS_PER_S
-from edgeinfer.request import Expired, Failure, Refusal
+from edgeinfer.request import Expired, Failure, Reason, Refusal
 from edgeinfer.worker.channel import ChannelClosed
 from edgeinfer.worker.flight import CRASHED, WORKER_LOST, Flights, RunEnding, RunOrder, RunResult
 from edgeinfer.worker.messages import Attach, Cancel, Done, Failed, Marks, Run, ToWorker
@@ -280,3 +281,25 @@ def test_every_run_ends_once_by_its_deadline_and_no_slot_is_shared_or_lost(steps
 
 def test_room_of_a_body_covers_what_is_written() -> None:
     assert body_bytes(ANSWER) >= len(ANSWER.header) + 1
+
+
+def test_no_file_descriptors_refuse_one_request_and_the_next_finds_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def test() -> None:
+        process, flights = scene()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "memfd_create", exhausted)
+            ending = await ask(flights, 100)
+        assert isinstance(ending, Refusal)
+        assert ending.reason is Reason.MEMORY
+        assert "Too many open files" in ending.detail
+        answer = ask(flights, 100)
+        await asyncio.sleep(0.001)
+        flights.on_done(process.done(process.runs[0]))
+        result = await answer
+        assert isinstance(result, RunResult)
+        result.release()
+
+    virtually(test())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edgeinfer.clock import NS_PER_MS, NS_PER_S
 from edgeinfer.errors import RuntimeUnusable, SessionError
+from edgeinfer.worker import nursery as nursery_module
 from edgeinfer.worker.nursery import Nursery, NurseryState
 from edgeinfer.worker.spec import bare_spec
 from edgeinfer.worker.worker import Worker
@@ -78,3 +83,70 @@ async def test_closed_nursery_refuses_to_fork() -> None:
     nursery = Nursery()
     with pytest.raises(SessionError, match="closed"):
         await nursery.fork(deadline_ns=in_ms(100))
+
+
+def failing(times: int, number: int, real: Callable[..., int]) -> Callable[..., int]:
+    left = [times]
+
+    def call(*arguments: object, **named: object) -> int:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **named)
+
+    return call
+
+
+@pytest.mark.parametrize("what", ["posix_spawn", "pidfd_open"])
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM])
+async def test_a_zygote_that_cannot_be_started_just_now_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, what: str, number: int
+) -> None:
+    monkeypatch.setattr(os, what, failing(2, number, getattr(os, what)))
+    nursery = Nursery()
+    snapshot = await nursery.start()
+    assert snapshot.state is NurseryState.READY
+    newborn = await nursery.fork(deadline_ns=in_ms(5000))
+    newborn.sock.close()
+    assert await newborn.child.killed()
+    await nursery.close()
+
+
+async def test_a_zygote_that_may_not_be_started_is_a_state_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_spawn", failing(1, errno.EACCES, os.posix_spawn))
+    nursery = Nursery(cool_down_ns=50 * NS_PER_MS)
+    snapshot = await nursery.start()
+    assert snapshot.state is NurseryState.UNUSABLE
+    assert "Permission denied" in snapshot.reason
+    with pytest.raises(RuntimeUnusable, match="Permission denied"):
+        await nursery.fork(deadline_ns=in_ms(5000))
+    time.sleep(0.06)
+    newborn = await nursery.fork(deadline_ns=in_ms(10_000))
+    newborn.sock.close()
+    assert await newborn.child.killed()
+    await nursery.close()
+
+
+async def test_no_descriptors_for_a_worker_are_no_crash_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    nursery = Nursery()
+    await nursery.start()
+    monkeypatch.setattr(os, "pidfd_open", failing(1, errno.EMFILE, os.pidfd_open))
+    with pytest.raises(SessionError, match="fork_failed: the worker cannot be followed: Too many open files"):
+        await nursery.fork(deadline_ns=in_ms(5000))
+    newborn = await nursery.fork(deadline_ns=in_ms(5000))
+    newborn.sock.close()
+    assert await newborn.child.killed()
+    await nursery.close()
+
+
+async def test_a_zygote_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery_module, "_FORK_PATIENCE_S", 0.2)
+    nursery = Nursery()
+    zygote = (await nursery.start()).zygote_pid
+    assert zygote is not None
+    os.kill(zygote, signal.SIGSTOP)
+    newborn = await nursery.fork(deadline_ns=in_ms(20_000))
+    assert nursery.snapshot().zygote_pid not in {None, zygote}
+    newborn.sock.close()
+    assert await newborn.child.killed()
+    await nursery.close()
