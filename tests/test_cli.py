@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import inspect
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,12 @@ import pytest
 
 from edgeinfer import cli, errors
 from edgeinfer.cli import asking
-from edgeinfer.client import DeadlineExpired, Rejected
+from edgeinfer.cli.checking import guess_kind
+from edgeinfer.request import Ending, Expired, Failure, Reason, Refusal
 from edgeinfer.store.durable import StorageError
-from edgeinfer.store.store import BundleStore
+from edgeinfer.store.store import BundleStore, Installed
 from tests.artifact.making import make_bundle
+from tests.gateway.serving import ScriptedSubmit, serving_in_thread
 
 ROOT = Path(__file__).parents[1]
 
@@ -99,23 +104,80 @@ def test_infer_takes_a_text_or_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert err == f"edgeinfer: {tmp_path / 'none.jpg'} cannot be read: No such file or directory\n"
 
 
+def test_the_environment_names_the_socket_and_the_option_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving_in_thread(ScriptedSubmit(), status={"ready": True, "device": "here"}) as (_, path):
+        monkeypatch.setenv("EDGEINFER_SOCKET", str(path))
+        assert json.loads(run("status", "--json", capsys=capsys)[1])["device"] == "here"
+        assert run("infer", "support-intent", "text", capsys=capsys)[0] == 0
+        assert run("bench", "double", "--seconds", "0.1", capsys=capsys)[0] == 0
+        assert run("status", "--json", "--socket", tmp_path / "other.sock", capsys=capsys)[0] == 69
+        monkeypatch.setenv("EDGEINFER_SOCKET", str(tmp_path / "other.sock"))
+        assert run("status", "--json", "--socket", path, capsys=capsys)[0] == 0
+
+
+@pytest.mark.parametrize("given", ['{"x": [[1, 2.5]]}', "[[1, 2.5]]", "@file"])
+def test_numbers_are_asked_about_as_json(given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.json").write_text('{"x": [[1, 2.5]]}')
+    given = given.replace("file", str(tmp_path / "in.json"))
+    with serving_in_thread(ScriptedSubmit()) as (_, path):
+        status, out, _ = run("infer", "double", "--inputs", given, "--json", "--socket", path, capsys=capsys)
+    assert status == 0
+    assert json.loads(out)["outputs"][0]["data"] == [2.0, 5.0]
+
+
 @pytest.mark.parametrize(
-    ("ending", "said"),
+    ("given", "status", "said"),
     [
-        (Rejected("memory", "m needs 3 MiB"), "edgeinfer: m: rejected (memory): m needs 3 MiB\n"),
-        (DeadlineExpired("queued", "it waited"), "edgeinfer: m: "),
+        ("{x: 1}", 2, "--inputs is not JSON"),
+        ("@none.json", 66, "none.json cannot be read: No such file or directory"),
+        ("@bad.json", 65, "bad.json is not JSON"),
+        ('{"z": [1]}', 65, "there is no input 'z'; double takes x"),
+        ('{"x": [[1], [2, 3]]}', 76, "not all of one length"),
     ],
 )
-def test_a_refusal_is_told_and_may_be_tried_again(
-    ending: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def infer_text(*_: Any, **__: Any) -> None:
-        raise ending
+def test_inputs_that_are_none(
+    given: str, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("bad.json").write_bytes(b"\xff{")
+    with serving_in_thread(ScriptedSubmit()) as (_, path):
+        got, out, err = run("infer", "double", "--inputs", given, "--socket", path, capsys=capsys)
+    assert (got, out) == (status, "")
+    assert said in err
+    assert "Traceback" not in err
+    assert run("infer", "m", "text", "--inputs", "{}", capsys=capsys)[0] == 2
 
-    monkeypatch.setattr("edgeinfer.client.Client.infer_text", infer_text)
-    status, out, err = run("infer", "m", "text", capsys=capsys)
-    assert (status, out) == (75, "")
-    assert err.startswith(said)
+
+ENDINGS: list[tuple[Ending, int, dict[str, str]]] = [
+    (Refusal(Reason.MEMORY, "3 MiB"), 75, {"outcome": "rejected", "reason": "memory", "detail": "3 MiB"}),
+    (Refusal(Reason.INPUT_INVALID, "x"), 65, {"outcome": "rejected", "reason": "input_invalid", "detail": "x"}),
+    (Refusal(Reason.MODEL_UNAVAILABLE, "x"), 69, {"outcome": "rejected", "reason": "model_unavailable", "detail": "x"}),
+    (Expired("it waited"), 75, {"outcome": "expired", "reason": "queued", "detail": "it waited"}),
+    (Failure("crashed", "SIGSEGV"), 70, {"outcome": "failed", "reason": "crashed", "detail": "SIGSEGV"}),
+]
+
+
+@pytest.mark.parametrize(("ending", "expected", "document"), ENDINGS)
+def test_a_request_without_an_answer_is_told_to_people_and_programs(
+    ending: Ending, expected: int, document: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving_in_thread(ScriptedSubmit(lambda _: ending)) as (_, path):
+        status, out, err = run("infer", "support-intent", "text", "--socket", path, capsys=capsys)
+        assert (status, out) == (expected, "")
+        status, out, err_json = run("infer", "support-intent", "text", "--json", "--socket", path, capsys=capsys)
+    assert (status, err_json) == (expected, err)
+    said = json.loads(out)
+    assert err == f"edgeinfer: support-intent: {said.pop('error')}\n"
+    assert said == document
+
+
+def test_a_model_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving_in_thread(ScriptedSubmit()) as (_, path):
+        status, out, _ = run("infer", "nope", "text", "--json", "--socket", path, capsys=capsys)
+    assert (status, json.loads(out)["reason"]) == (69, "model_unavailable")
 
 
 # Bundles
@@ -173,6 +235,98 @@ def test_verifying_looks_at_everything_and_says_all_that_is_wrong(
     assert str(manifest) in listed[2], "a damaged one is not passed over in silence"
 
 
+def test_removing_more_than_one_version_has_to_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ("--state-dir", tmp_path / "state")
+    for version in ("1.0.0", "1.1.0"):
+        make_bundle(tmp_path / version, version=version)
+        add(tmp_path / "state", tmp_path / version)
+    status, out, err = run("bundle", "remove", "tiny", *state, capsys=capsys)
+    assert (status, out) == (2, "")
+    assert err == "edgeinfer: tiny has versions 1.0.0, 1.1.0 (active); name one, or --all\n"
+    assert run("bundle", "remove", "tiny", "1.0.0", "--all", *state, capsys=capsys)[0] == 2
+    assert len(BundleStore(tmp_path / "state").installed()) == 2
+    status, out, _ = run("bundle", "remove", "tiny", "--all", *state, capsys=capsys)
+    assert (status, len(out.splitlines())) == (0, 2)
+    add(tmp_path / "state", tmp_path / "1.0.0")
+    assert run("bundle", "remove", "tiny", *state, capsys=capsys)[0] == 0
+
+
+def test_a_new_version_says_that_a_running_service_keeps_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def install(source: Path, state_dir: Path, **_: Any) -> Installed:
+        return BundleStore(state_dir).add(source, lambda *_: None)
+
+    monkeypatch.setattr("edgeinfer.daemon.install.install_bundle", install)
+    for version, told in (("1.0.0", False), ("1.1.0", True)):
+        make_bundle(tmp_path / version, version=version)
+        out = run("bundle", "add", tmp_path / version, "--state-dir", tmp_path / "state", capsys=capsys)[1]
+        assert ("a running service keeps the version it has loaded" in out) is told
+
+
+CONFIGS: dict[str, str] = {
+    "device.toml": "colour = 1\n[paths]\nstate_dir = '{}'\n",
+    "nearby.toml": "colour = 1\nstate_dir = '{}'\n[mqtt.site]\nhost = 'b'\n",
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_configuration_says_where_the_bundles_are(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_bundle(tmp_path / "tiny")
+    add(tmp_path / "state", tmp_path / "tiny")
+    config = tmp_path / name
+    config.write_text(CONFIGS[name].format(tmp_path / "state"))
+    assert "tiny 1.0.0" in run("bundle", "list", "--config", config, capsys=capsys)[1]
+    assert run("bundle", "verify", "tiny", "--config", config, capsys=capsys)[0] == 0
+    assert run("bundle", "list", "--config", config, "--state-dir", tmp_path, capsys=capsys)[0] == 2
+    monkeypatch.setattr("edgeinfer.cli.bundles.DEFAULT_CONFIG", config)
+    assert "tiny 1.0.0" in run("bundle", "list", capsys=capsys)[1]
+    assert "no bundles" in run("bundle", "list", "--state-dir", tmp_path / "other", capsys=capsys)[1]
+    assert run("bundle", "remove", "tiny", capsys=capsys)[0] == 0
+    config.write_text(CONFIGS[name].replace("'{}'", "5"))
+    status, _, err = run("bundle", "list", capsys=capsys)
+    assert (status, "state_dir: 5 is not a path" in err) == (78, True)
+    config.write_text("")
+    monkeypatch.setattr("edgeinfer.cli.bundles.DEFAULT_STATE_DIR", tmp_path / "usual")
+    monkeypatch.setattr("edgeinfer.cli.bundles.DEFAULT_NEARBY_STATE_DIR", tmp_path / "usual")
+    assert f"no bundles in {tmp_path / 'usual'}" in run("bundle", "list", capsys=capsys)[1]
+    assert run("bundle", "list", "--config", tmp_path / "none.toml", capsys=capsys)[0] == 78
+
+
+def test_looking_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "state"
+    assert run("bundle", "list", "--state-dir", state, capsys=capsys)[0] == 0
+    assert run("bundle", "verify", "--state-dir", state, capsys=capsys)[0] == 0
+    assert not state.exists()
+    make_bundle(tmp_path / "tiny")
+    add(state, tmp_path / "tiny")
+    (state / "staging" / "somebody-elses").mkdir()
+    with (state / "store.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for verb in ("list", "verify"):
+            assert run("bundle", verb, "--state-dir", state, capsys=capsys)[::2] == (0, "")
+    assert (state / "staging" / "somebody-elses").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+@pytest.mark.parametrize("verb", ["list", "verify"])
+def test_a_store_of_another_user_is_not_an_empty_one(verb: str, tmp_path: Path) -> None:
+    make_bundle(tmp_path / "tiny")
+    add(tmp_path / "state", tmp_path / "tiny")
+    (tmp_path / "state").chmod(0o750)
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        os._exit(cli.main(["bundle", verb, "--state-dir", str(tmp_path / "state")]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == StorageError.exit_code
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
@@ -180,7 +334,7 @@ def test_verifying_looks_at_everything_and_says_all_that_is_wrong(
         (["bundle", "remove", "ghost"], 65, "no bundle 'ghost'"),
         (["bundle", "remove", "tiny", "9.9.9"], 65, "no version 9.9.9"),
         (["bundle", "verify", "./nowhere"], 65, "nowhere"),
-        (["bundle", "add", "/nowhere/bundle"], 65, "/nowhere/bundle"),
+        (["bundle", "add", "/nowhere/bundle"], 65, "/nowhere/bundle: no such file or directory"),
         (["bundle", "add", "/dev/null"], 65, "/dev/null"),
     ],
 )
@@ -200,7 +354,7 @@ def test_a_store_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixtu
     status, _, err = run("bundle", "add", tmp_path / "tiny", "--state-dir", tmp_path / "file" / "x", capsys=capsys)
     assert status == StorageError.exit_code
     assert str(tmp_path / "file" / "x") in err
-    assert run("bundle", "list", "--state-dir", tmp_path / "file" / "x", capsys=capsys)[0] == 0
+    assert run("bundle", "list", "--state-dir", tmp_path / "file" / "x", capsys=capsys)[0] == StorageError.exit_code
 
 
 # Configuration
@@ -218,7 +372,70 @@ def test_a_sound_file_is_recognised(kind: str, tmp_path: Path, capsys: pytest.Ca
     file.write_text(SOUND[kind])
     assert run("check-config", file, capsys=capsys) == (0, f"{file}: a sound {kind} file\n", "")
     for other in set(SOUND) - {kind}:
-        assert run("check-config", "--kind", other, file, capsys=capsys)[0] == 78
+        status, _, err = run("check-config", "--kind", other, file, capsys=capsys)
+        assert status == 78
+        assert err.startswith(f"edgeinfer: {file} (checked as a {other} file; --kind changes that): ")
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "kind"),
+    [
+        ("state_dir = '/x'\npaths.socket = '/s'", "any.toml", "device"),
+        ("name = 'x'\nboard = 'auto'", "nearby.toml", "device"),
+        ("site = 'x'\n[[loop]]", "any.toml", "device"),
+        ("name = 'x'\n[offload]", "any.toml", "device"),
+        ("name = 'x'\n[telemetry]", "any.toml", "device"),
+        ("name = 'x'\n[device]", "any.toml", "device"),
+        ("state_dir = '/x'", "any.toml", "nearby"),
+        ("[mqtt.site]\nhost = 'b'", "nearby-garage.toml", "nearby"),
+        ("[mqtt.site]\nhost = 'b'", "any.toml", "device"),
+        ("name = 'x'\n[cpu]", "any.toml", "board"),
+        ("quirks = []", "any.toml", "board"),
+    ],
+)
+def test_the_kind_is_guessed_by_what_only_one_kind_has(content: str, name: str, kind: str) -> None:
+    assert guess_kind(tomllib.loads(content), Path(name)) == kind
+
+
+def test_what_only_the_start_would_have_told_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "device.toml"
+    file.write_text("board = 'rasberry'\n")
+    status, _, err = run("check-config", file, capsys=capsys)
+    assert (status, "  board: no board 'rasberry'; known are " in err) == (78, True)
+    file.write_text("board = 'rasberry'\ncolour = 1\n[[model]]\nname = 'A'\n")
+    err = run("check-config", file, capsys=capsys)[2]
+    assert "3 problems" in err
+    file.write_text(
+        f"board = '{tmp_path}/none.toml'\nscheduler.cpus = [0, 4095]\nmodel = [{{ name = 'm' }}]\n"
+        "[[loop]]\nname = 'l'\nmodel = 'm'\nperiod = '1 s'\ndeadline = '1 s'\nscope = 'site'\n"
+        "source = { kind = 'directory', path = '/' }\nsinks = [{ kind = 'mqtt' }]\n"
+    )
+    status, out, err = run("check-config", file, capsys=capsys)
+    assert (status, out) == (0, f"{file}: a sound device file\n")
+    warned = [line.removeprefix(f"edgeinfer: {file}: warning: ").partition(": ")[0] for line in err.splitlines()]
+    assert warned == ["board", "scheduler.cpus", "loop[0].sinks", "loop[0].scope"]
+    board = tmp_path / "none.toml"
+    board.write_text("colour = 1")
+    status, _, err = run("check-config", file, capsys=capsys)
+    assert (status, err.startswith(f"edgeinfer: {board}: ")) == (78, True)
+
+
+@pytest.mark.parametrize("command", ["run", "nearby"])
+def test_a_fault_that_the_start_finds_names_the_file(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "service.toml"
+    file.write_text(
+        f"{'paths.state_dir' if command == 'run' else 'state_dir'} = '{tmp_path}/state'\nscheduler.cpus = [4095]\n"
+        "[[model]]\nname = 'm'\n" + ("" if command == "run" else "[mqtt.site]\nhost = 'b'\n")
+    )
+    monkeypatch.setattr("edgeinfer.cli.services._set_up_logging", lambda _: None)
+    status, _, err = run(command, "--config", file, capsys=capsys)
+    assert status == 78
+    assert err.startswith(f"edgeinfer: {file}: 1 problem\n  scheduler.cpus: none of [4095] may be used here")
+    if command == "run":
+        file.write_text("board = 'rasberry'\n")
+        assert run("run", "--config", file, capsys=capsys)[2].startswith(f"edgeinfer: {file}: 1 problem\n  board: no ")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +457,7 @@ def test_a_wrong_file_is_told_with_every_key_path(
         file.write_bytes(content)
     status, _, err = run(command, *([] if command == "check-config" else ["--config"]), file, capsys=capsys)
     assert status == 78
-    assert err.startswith(f"edgeinfer: {file}: ")
+    assert err.startswith(f"edgeinfer: {file}")
     if command != "nearby":
         for part in said:
             assert part in err
@@ -250,6 +467,7 @@ def test_the_unit_names_this_installation(capsys: pytest.CaptureFixture[str], tm
     status, out, _ = run("unit", "--config", tmp_path / "d.toml", capsys=capsys)
     assert status == 0
     assert str(tmp_path / "d.toml") in out
+    assert not re.search("@[A-Z]|fill", out)
     assert " nearby " in run("unit", "--nearby", capsys=capsys)[1]
 
 

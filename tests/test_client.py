@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import json
 import math
 import socket
@@ -20,6 +21,7 @@ import pytest
 
 from edgeinfer import oip
 from edgeinfer.client import AsyncClient, Client, DeadlineExpired, Media, Rejected, Tensor
+from edgeinfer.client.values import make_request
 from edgeinfer.errors import LinkError, ProtocolError, SessionError
 from edgeinfer.gateway.http import Bounds
 from edgeinfer.request import DataScope, Ending, Expired, Failure, Reason, Refusal
@@ -58,6 +60,9 @@ VALUES: dict[str, Any] = {
     "numpy": np.array([[1, 2], [3, 4]], np.float32),
     "numpy, big-endian": np.array([[1, 2], [3, 4]], ">f4"),
     "numpy, not contiguous": np.array([[1, 3], [2, 4]], np.float32).T,
+    "numpy's default floats": np.array([[1.0, 2.0], [3.0, 4.0]]),
+    "numpy's default integers": np.array([[1, 2], [3, 4]]),
+    "numpy's default floats, turned": np.array([[1.0, 3.0], [2.0, 4.0]], ">f8").T,
     "memoryview": memoryview(array.array("f", [1, 2, 3, 4])).cast("B").cast("f", (2, 2)),
     "tensor": Tensor("FP32", [2, 2], array.array("f", [1, 2, 3, 4]).tobytes()),
 }
@@ -76,6 +81,10 @@ UNWRITABLE: dict[str, tuple[Any, str]] = {
     "ragged lists": ([[1, 2], [3]], "not all of one length"),
     "a word": ([["a", "b"]], "not all elements are FP32"),
     "complex numbers": (np.zeros((1, 2), np.complex64), "'<c8' cannot be sent"),
+    "floats that are too large": (
+        np.array([[1.0, 1e300]]),
+        r"the model takes FP32, .* float64 .*\.astype\('float32'\)",
+    ),
     "characters": (memoryview(b"ab").cast("c"), "format 'c'"),
 }
 
@@ -86,6 +95,36 @@ def test_says_which_input_cannot_be_written(client: Client, submit: ScriptedSubm
     with pytest.raises(ProtocolError, match=f"input 'x'.*{text}"):
         client.infer("double", {"x": value})
     assert not submit.tickets
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype", "expected"),
+    [
+        (np.array([1.5, np.nan, -np.inf]), "FP32", "[1.5, nan, -inf]"),
+        (np.array([0.1]), "FP16", "[0.0999755859375]"),
+        (np.array([0, 255]), "UINT8", "[0, 255]"),
+        (np.array([-128, 127]), "INT8", "[-128, 127]"),
+        (np.array([7]), "UINT64", "[7]"),
+        (np.array([7]), "INT64", "[7]"),
+        (np.array([7.0]), "FP64", "[7.0]"),
+        (np.array([256]), "UINT8", None),
+        (np.array([-1]), "UINT64", None),
+        (np.array([7.0]), "INT64", None),
+        (np.array([65520.0]), "FP16", None),
+    ],
+)
+def test_default_arrays_become_what_the_model_takes_if_nothing_is_lost(
+    value: Any, datatype: str, expected: str | None
+) -> None:
+    specs = [{"name": "x", "datatype": datatype, "shape": [-1]}]
+    if expected is None:
+        with pytest.raises(ProtocolError, match=r"input 'x': the model takes .*\.astype\('"):
+            make_request("m", {"x": value}, specs, outputs=(), parameters={})
+        return
+    payload = make_request("m", {"x": value}, specs, outputs=(), parameters={})
+    tensor = oip.request_header(payload).inputs[0]
+    assert tensor.datatype == datatype
+    assert str(oip.elements(tensor, payload.tensors[0])) == expected
 
 
 def test_only_the_outputs_that_were_asked_for(client: Client) -> None:
@@ -167,6 +206,28 @@ def test_a_body_that_is_refused_before_it_was_sent_is_explained(client: Client) 
     with pytest.raises(ProtocolError, match="which no valid request has"):
         client.infer("support-intent", {"text": Tensor("BYTES", [1], oip.bytes_element(bytes(32 << 20)))})
     assert client.infer("double", [[1, 2]])["n"].elements() == [2]
+
+
+EXITS = {"input_invalid": 65, "model_unavailable": 69, "quarantined": 70, "runtime_unusable": 70}
+
+
+@pytest.mark.parametrize("reason", [*Reason, "unheard_of"])
+def test_only_what_may_change_by_itself_says_try_later(reason: str) -> None:
+    assert Rejected(reason, "x").exit_code == EXITS.get(reason, 75)
+
+
+def test_no_permission_says_which_group_to_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "e.sock"
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("edgeinfer.client.sync._UnixConnection.connect", refuse)  # whoever runs this may be root
+    with pytest.raises(LinkError, match=rf"no permission to use {path}: join the group edgeinfer \(usermod -aG"):
+        Client(path).status()
+    path.touch()
+    with pytest.raises(LinkError, match=rf"join the group {path.group()} "):
+        Client(path).status()
 
 
 def test_no_daemon_is_a_link_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +343,17 @@ async def test_many_calls_at_once_from_one_event_loop() -> None:
         submit.script = lambda _: Expired("x")
         with pytest.raises(DeadlineExpired):
             await client.infer("double", np.ones((1, 2), np.float32))
+
+
+async def test_the_client_for_event_loops_has_every_call_of_the_other(tmp_path: Path) -> None:
+    calls = {name for name in vars(Client) if not name.startswith("_")} - {"close"}
+    assert {name for name in calls if hasattr(AsyncClient, name)} == calls
+    (tmp_path / "frame.jpg").write_bytes(b"\xff\xd8jpeg")
+    submit = ScriptedSubmit()
+    async with serving(submit) as (_, path), AsyncClient(path) as edge:
+        await edge.infer_file("camera", tmp_path / "frame.jpg")
+    header = oip.request_header(submit.tickets[0].request.payload)
+    assert header.inputs[0].parameters["content_type"] == "image/jpeg"
 
 
 async def test_a_call_that_is_cancelled_cancels_its_request_in_the_daemon() -> None:

@@ -110,6 +110,10 @@ def _unpack(file: io.FileIO, archive: Path, folder: Path, max_bytes: int) -> Non
         raise ArtifactError(f"{archive} has a file where it also has a folder: {error.filename}") from error
     if not seen:
         raise ArtifactError(f"{archive} is empty or no tar archive")
+    if MANIFEST_FILE not in seen:
+        folders = [name.removesuffix(f"/{MANIFEST_FILE}") for name in seen if name.endswith(f"/{MANIFEST_FILE}")]
+        remedy = f"; use tar -C {folders[0]} -cf {archive.name} ." if folders else ", and there is none in it"
+        raise ArtifactError(f"{archive}: {MANIFEST_FILE} must be at the top{remedy}")
 
 
 def _members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 from edgeinfer.cli.arguments import Commands, add_socket_argument
 
 if TYPE_CHECKING:
-    from edgeinfer.client import Inference
+    from edgeinfer.client import DeadlineExpired, Inference, Rejected
+    from edgeinfer.errors import SessionError
 
 
 def add_asking(commands: Commands) -> None:
     """Add `edgeinfer infer` and `edgeinfer status`."""
     infer = commands.add_parser("infer", help="ask a running daemon")
     infer.add_argument("model")
-    infer.add_argument("text", nargs="?", help="text to send; or use --file")
+    infer.add_argument("text", nargs="?", help="text to send; or use --file or --inputs")
     infer.add_argument("--file", type=Path, help="a JPEG, PNG, WAV or text file to send")
-    infer.add_argument("--deadline-ms", type=float, help="default: the deadline the model was built for, else 10000")
+    inputs_help = 'inputs as JSON, such as {"x": [[1, 2, 3]]}, or @FILE with the same'
+    infer.add_argument("--inputs", metavar="JSON", help=inputs_help)
+    infer.add_argument("--deadline-ms", type=float, help="default: the deadline the model was built for, else 10 s")
     infer.add_argument("--scope", choices=("device", "site", "any"), default="device", help="how far it may travel")
     infer.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     add_socket_argument(infer)
@@ -34,24 +37,54 @@ def add_asking(commands: Commands) -> None:
 
 def _infer(args: argparse.Namespace) -> int:
     from edgeinfer.client import Client, DeadlineExpired, Rejected
+    from edgeinfer.errors import SessionError
 
-    if (args.text is None) == (args.file is None):
-        print("edgeinfer infer: give either a text or --file", file=sys.stderr)
+    if sum(given is not None for given in (args.text, args.file, args.inputs)) != 1:
+        print("edgeinfer infer: give one of a text, --file and --inputs", file=sys.stderr)
         return 2
+    file, inputs = args.file, args.inputs
+    if inputs is not None:
+        file = Path(inputs[1:]) if inputs.startswith("@") else None
+        try:
+            inputs = json.loads(inputs if file is None else file.read_bytes())
+        except OSError as error:
+            return _unreadable(file, error)
+        except ValueError as error:
+            print(f"edgeinfer: {file or '--inputs'} is not JSON: {error}", file=sys.stderr)
+            return 65 if file else 2
+    options = {"deadline_ms": args.deadline_ms, "scope": args.scope}
     with Client(args.socket) as client:
         try:
             if args.file is not None:
-                answer = client.infer_file(args.model, args.file, deadline_ms=args.deadline_ms, scope=args.scope)
+                answer = client.infer_file(args.model, args.file, **options)
+            elif args.inputs is not None:
+                answer = client.infer(args.model, inputs, **options)
             else:
-                answer = client.infer_text(args.model, args.text, deadline_ms=args.deadline_ms, scope=args.scope)
-        except (Rejected, DeadlineExpired) as refused:
-            print(f"edgeinfer: {args.model}: {refused}", file=sys.stderr)
-            return 75
+                answer = client.infer_text(args.model, args.text, **options)
+        except (Rejected, DeadlineExpired, SessionError) as ending:
+            if args.json:
+                print(json.dumps(_ending(ending), indent=2))
+            print(f"edgeinfer: {args.model}: {ending}", file=sys.stderr)
+            return ending.exit_code
         except OSError as error:
-            print(f"edgeinfer: {args.file} cannot be read: {error.strerror}", file=sys.stderr)
-            return 66
+            return _unreadable(file, error)
     print(json.dumps(answer.to_dict(), indent=2) if args.json else _describe(answer))
     return 0
+
+
+def _unreadable(file: Path | None, error: OSError) -> int:
+    print(f"edgeinfer: {file} cannot be read: {error.strerror}", file=sys.stderr)
+    return 66
+
+
+def _ending(ending: Rejected | DeadlineExpired | SessionError) -> dict[str, str]:
+    """Return the end of a request without an answer, as the daemon's HTTP body says it."""
+    from edgeinfer.client import DeadlineExpired, Rejected
+
+    said = {"error": str(ending), "detail": ending.detail}
+    if isinstance(ending, DeadlineExpired):
+        return said | {"outcome": "expired", "reason": ending.phase}
+    return said | {"outcome": "rejected" if isinstance(ending, Rejected) else "failed", "reason": ending.reason}
 
 
 def _describe(answer: Inference) -> str:

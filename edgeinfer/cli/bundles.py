@@ -56,9 +56,7 @@ def _bundle_add(args: argparse.Namespace) -> int:
         print(f"  {form.record.variant} loads in its {form.record.form} form: {form.record.why}")
     others = [item for item in _reading(state_dir).installed() if item.manifest.name == installed.manifest.name]
     if len(others) > 1:  # without an earlier version a running service is waiting for this one
-        print(
-            "a running service keeps the version it has loaded: restart it, or send it the load command (docs/mqtt.md)"
-        )
+        print("a running service keeps the version it has loaded until it is restarted or given the load command")
     return 0
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from edgeinfer.cli.arguments import DEFAULT_CONFIG, DEFAULT_NEARBY_CONFIG, Commands
+from edgeinfer.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 
 def add_services(commands: Commands) -> None:
@@ -43,12 +48,15 @@ def _set_up_logging(level: str) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from edgeinfer.config import load_device_config
+    from edgeinfer.config import doubts, load_device_config
     from edgeinfer.daemon.service import run_device
 
     config = load_device_config(args.config)
     _set_up_logging(args.log_level)
-    return run_device(config)
+    for doubt in doubts(config):
+        _log.warning("%s: %s", args.config, doubt)
+    with _blaming(args.config):
+        return run_device(config)
 
 
 def _nearby(args: argparse.Namespace) -> int:
@@ -57,7 +65,23 @@ def _nearby(args: argparse.Namespace) -> int:
 
     config = load_nearby_config(args.config)
     _set_up_logging(args.log_level)
-    return run_nearby(config)
+    with _blaming(args.config):
+        return run_nearby(config)
+
+
+@contextlib.contextmanager
+def _blaming(config: Path) -> Iterator[None]:
+    """Name the file in problems with a configuration that had been read when they were found.
+
+    Raises:
+        ConfigError: instead of one that names no file.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if "/" in error.source or error.source.endswith(".toml"):  # a file already: a board's
+            raise
+        raise ConfigError(str(config), error.problems) from error
 
 
 def _unit(args: argparse.Namespace) -> int:

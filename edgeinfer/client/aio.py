@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from edgeinfer import oip
 from edgeinfer.client.answer import Inference, read_answer, read_document
 from edgeinfer.client.route import answer_within_s, find_socket, model_path, no_daemon, request_headers
-from edgeinfer.client.values import TEXT_TYPE, Media, Specs, Value, make_request, needs_specs, only_input
+from edgeinfer.client.values import TEXT_TYPE, Media, Specs, Value, make_request, media_of_file, needs_specs, only_input
 from edgeinfer.errors import LinkError, ProtocolError
 from edgeinfer.request import Payload
 
@@ -23,12 +24,20 @@ _MAX_HEAD_BYTES = 1 << 16
 
 
 class AsyncClient:
-    """Asks the daemon on this device from an event loop. Needs no closing."""
+    """Asks the daemon on this device from an event loop. Needs no closing; `async with` is welcome all the same."""
 
     def __init__(self, socket: Path | str | None = None) -> None:
         """Remember where the daemon listens; as `Client`."""
         self.socket = find_socket(socket)
         self._inputs: dict[tuple[str, str | None], Specs] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inputs.clear()
 
     async def infer(
         self,
@@ -65,6 +74,11 @@ class AsyncClient:
     async def infer_text(self, model: str, text: str, **options: Any) -> Inference:
         """Run a model on a text; as `Client.infer_text`."""
         return await self.infer_media(model, text.encode(), TEXT_TYPE, **options)
+
+    async def infer_file(self, model: str, path: Path | str, **options: Any) -> Inference:
+        """Run a model on a file, read beside the event loop; as `Client.infer_file`."""
+        media = await asyncio.to_thread(media_of_file, Path(path))
+        return await self.infer_media(model, media.data, media.content_type, **options)
 
     async def models(self) -> list[dict[str, Any]]:
         """Return name, version and readiness of every model."""

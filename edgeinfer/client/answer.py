@@ -10,6 +10,7 @@ from typing import Any
 
 from edgeinfer import oip
 from edgeinfer.errors import EdgeInferError, ProtocolError, SessionError
+from edgeinfer.request import Reason
 
 _NUMPY_TYPES = {
     "BOOL": "?", "UINT8": "u1", "INT8": "i1", "UINT16": "<u2", "INT16": "<i2", "UINT32": "<u4", "INT32": "<i4",
@@ -17,14 +18,31 @@ _NUMPY_TYPES = {
 }  # fmt: skip
 
 
+EXIT_CODES: dict[Reason, int] = {
+    Reason.DEADLINE_UNREACHABLE: 75,
+    Reason.QUEUE_FULL: 75,
+    Reason.DISPLACED: 75,
+    Reason.SUPERSEDED: 75,
+    Reason.MEMORY: 75,
+    Reason.THERMAL: 75,
+    Reason.MODEL_UNAVAILABLE: 69,  # EX_UNAVAILABLE
+    Reason.QUARANTINED: 70,  # EX_SOFTWARE
+    Reason.RUNTIME_UNUSABLE: 70,
+    Reason.INPUT_INVALID: 65,  # EX_DATAERR
+    Reason.DATA_SCOPE: 75,
+    Reason.COST: 75,
+    Reason.DRAINING: 75,
+}
+"""Exit status of a command whose request was refused: EX_TEMPFAIL only where asking again later may help."""
+
+
 class Rejected(EdgeInferError):
     """edgeinfer refused the request; `reason` says why, in one of the words of docs/client.md."""
-
-    exit_code = 75  # EX_TEMPFAIL
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
         self.detail = detail
+        self.exit_code = EXIT_CODES[Reason(reason)] if reason in set(Reason) else 75
         super().__init__(f"rejected ({reason}): {detail}" if detail else f"rejected ({reason})")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from pathlib import Path
 from urllib.parse import quote
@@ -23,11 +25,23 @@ def find_socket(given: Path | str | None) -> Path:
 
 
 def no_daemon(path: Path, error: OSError) -> LinkError:
-    """Return the exception for a socket that nobody answers on."""
+    """Return the exception for a socket that nobody answers on, or that we may not write to."""
+    if error.errno == errno.EACCES:
+        group = _group_of(path)
+        return LinkError(
+            f"no permission to use {path}: join the group {group} (usermod -aG {group} USER, then log in again)"
+        )
     return LinkError(
         f"no edgeinfer on {path}: {error.strerror or error}; start it (systemctl start edgeinfer), "
         f"or name its socket in ${SOCKET_VARIABLE}"
     )
+
+
+def _group_of(path: Path) -> str:
+    """Return the group that may use the socket; the unit's own where its folder hides it."""
+    with contextlib.suppress(OSError, KeyError):
+        return path.group()
+    return "edgeinfer"
 
 
 def model_path(name: str, version: str | None) -> str:

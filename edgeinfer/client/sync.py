@@ -55,8 +55,9 @@ class Client:
         """Run a model once and return its answer.
 
         `inputs` maps input names to values; a value alone is the model's only input. A value is a `Tensor`, a `Media`,
-        a numpy array or any other buffer, a (nested) list of numbers or texts, or a text. `deadline_ms` counts from
-        the call's arrival; default the model's own. Further `parameters`: `priority` (higher goes first), `firm`
+        a numpy array or any other buffer, a (nested) list of numbers or texts, or a text. Lists, and numpy arrays of
+        numpy's default types (float64, int64), are given the datatype that the model declares. `deadline_ms` counts
+        from the call's arrival; default the model's own. Further `parameters`: `priority` (higher goes first), `firm`
         (False: may be dropped for more urgent work), `accept_late`, `scope` ("device", "site" or "any": how far the
         data may travel; default "device"), `sequence_id` and `sequence_start` (stateful models).
 

@@ -1,12 +1,14 @@
 """Turn what an app has in its hands (arrays, buffers, lists, texts, files) into the tensors of a request.
 
 Pure. numpy arrays are read through their array interface, so numpy is never imported here. What a text or a list
-means depends on the model's declared inputs; everything else says itself what it is.
+means depends on the model's declared inputs, and so do arrays of numpy's default types (float64, int64), which are
+rarely what a model takes; everything else says itself what it is.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import mimetypes
 import struct
 import sys
@@ -76,7 +78,7 @@ def needs_specs(inputs: Mapping[str, Value] | Value) -> bool:
     """Return whether the model's declared inputs have to be known to make tensors of these values."""
     if not isinstance(inputs, Mapping):
         return True
-    return any(isinstance(value, str) or _is_plain(value) for value in inputs.values())
+    return any(isinstance(value, str) or _is_plain(value) or _is_default(value) for value in inputs.values())
 
 
 def make_request(
@@ -140,6 +142,12 @@ def _is_plain(value: Value) -> bool:
     return not isinstance(value, known) and not hasattr(value, "__array_interface__")
 
 
+def _is_default(value: Value) -> bool:
+    """Return whether this is an array of a type that numpy chose, and its user perhaps did not."""
+    interface = getattr(value, "__array_interface__", None)
+    return interface is not None and str(interface["typestr"])[1:] in {"f8", "i8"} and hasattr(value, "astype")
+
+
 def _encode(model: str, specs: Specs, name: str, value: Value) -> tuple[str, list[int], Any]:
     """Return datatype, shape and raw bytes of an input value."""
     if isinstance(value, Tensor):
@@ -149,10 +157,45 @@ def _encode(model: str, specs: Specs, name: str, value: Value) -> tuple[str, lis
     if isinstance(value, str):
         return "BYTES", [1], oip.bytes_element(value.encode())
     if (interface := getattr(value, "__array_interface__", None)) is not None:
+        if _is_default(value) and specs:
+            value = _as_declared(name, value, str(_spec(model, specs, name)["datatype"]))
+            interface = value.__array_interface__
         return _from_array(name, value, interface)
     if isinstance(value, bytes | bytearray | memoryview | array.array):
         return _from_buffer(name, memoryview(value))
     return _from_list(name, value, str(_spec(model, specs, name)["datatype"]))
+
+
+def _as_declared(name: str, value: Any, datatype: str) -> Any:
+    """Return a float64 or int64 array in the datatype that the model declares, as a list of its numbers would be.
+
+    Raises:
+        ProtocolError: more than rounding would be lost.
+    """
+    typestr = str(value.__array_interface__["typestr"])[1:]
+    wanted = next((code for code, known in INTERFACE_TYPES.items() if known == datatype), None)
+    if wanted in {None, typestr} or datatype == "BOOL":
+        return value
+    with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):
+        lowest, highest = _range(datatype)
+        inside = (value >= lowest) & (value <= highest) | (value != value) | (abs(value) == float("inf"))  # noqa: PLR0124
+        if (typestr == "i8" or datatype.startswith("FP")) and inside.all():
+            return value.astype(f"<{wanted}")
+    names = {"f": "float", "i": "int", "u": "uint"}
+    have, want = (f"{names[code[0]]}{8 * int(code[1:])}" for code in (typestr, str(wanted)))
+    raise ProtocolError(
+        f"input {name!r}: the model takes {datatype}, and not every number of this {have} array has a place there; "
+        f"make it one yourself: .astype('{want}')"
+    )
+
+
+def _range(datatype: str) -> tuple[float, float]:
+    """Return the least and the greatest number of a datatype."""
+    if datatype.startswith("FP"):
+        greatest = {"FP16": 65504.0, "FP32": (2 - 2**-23) * 2.0**127}.get(datatype, sys.float_info.max)
+        return -greatest, greatest
+    bits = int(datatype.removeprefix("U").removeprefix("INT"))
+    return (0, 2**bits - 1) if datatype.startswith("U") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _from_array(name: str, value: Any, interface: Mapping[str, Any]) -> tuple[str, list[int], bytes]:

@@ -15,6 +15,7 @@ Running a bundle before it is trusted is the caller's `probe`. Everything here b
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -67,8 +68,8 @@ class Installed:
 class BundleStore:
     """The bundles of one state directory. Several processes may share it: changes exclude each other by a lock."""
 
-    def __init__(self, state_dir: Path) -> None:
-        """Open the store, making its folders and removing what a crash left behind.
+    def __init__(self, state_dir: Path, *, clean: bool = True) -> None:
+        """Open the store, making its folders and removing what a crash left behind (not `clean`: only to look at it).
 
         Never raises: with a read-only or missing disk what is installed stays usable, `problems` says what is
         wrong, and changes are refused when they are tried.
@@ -79,6 +80,8 @@ class BundleStore:
         self._profiles = state_dir / "profiles"
         self._active = ActiveFile(state_dir)
         self._opening_problems: list[str] = []
+        if not clean:
+            return
         try:
             with self._changing("cleaning up"):
                 for left in list(self._staging.iterdir()):
@@ -103,7 +106,8 @@ class BundleStore:
             try:
                 staged = work / "bundle"
                 self._stage(source, staged)
-                manifest, digest = verify_bundle(staged)
+                with _called(source, staged):
+                    manifest, digest = verify_bundle(staged)
                 target = self._place(manifest, digest)
                 self._refuse_other_contents(manifest, digest)
                 probe(staged, manifest)
@@ -119,6 +123,17 @@ class BundleStore:
             finally:
                 remove_tree(work)
         return Installed(target, manifest, digest, active=True)
+
+    def require_readable(self) -> None:
+        """Tell a store that is empty or not there yet from one that cannot be looked into.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        with storage_errors(f"reading {self.state_dir}"), contextlib.suppress(FileNotFoundError):
+            for name in os.scandir(self._bundles):
+                if name.is_dir(follow_symlinks=False):
+                    os.scandir(name.path).close()
 
     def installed(self) -> list[Installed]:
         """Return what is installed, by name, then version; damaged manifests are left out and told by `problems`."""
@@ -240,6 +255,8 @@ class BundleStore:
         elif source.is_file():
             self._require_room(source, source.stat().st_size)
             unpack_bundle(source, staged)
+        elif not source.exists():
+            raise ArtifactError(f"{source}: no such file or directory")
         else:
             raise ArtifactError(f"{source} is neither a bundle folder nor a bundle archive")
         fsync_tree(staged)
@@ -348,6 +365,19 @@ class BundleStore:
                 yield
             finally:
                 os.close(lock)
+
+
+@contextmanager
+def _called(source: Path, staged: Path) -> Iterator[None]:
+    """Let the block's complaints name what the user gave, not our copy of it, which is gone when they are read.
+
+    Raises:
+        ArtifactError: as the block did.
+    """
+    try:
+        yield
+    except ArtifactError as error:
+        raise type(error)(str(error).replace(str(staged), str(source))) from error
 
 
 def _is_sound(bundle: Path) -> bool:
