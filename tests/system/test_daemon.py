@@ -72,6 +72,33 @@ def test_it_starts_answers_and_leaves(folder: Path, store: Path) -> None:
         assert len(log.splitlines()) < 15, log
 
 
+def test_a_loop_without_frames_is_told_with_what_is_wrong_until_it_is_mended(folder: Path, store: Path) -> None:
+    frames = folder.parent / "frames"
+    config = f"""{INTENT}
+[[loop]]
+name = "door"
+model = "support-intent"
+source = {{ kind = "directory", path = "{frames}" }}
+period = "100 ms"
+deadline = "2 s"
+"""
+    with device(folder, store, config) as daemon:
+        daemon.ready()
+
+        def problem() -> str:
+            return str(daemon.status()["state"]["loops"][0].get("problem", ""))
+
+        wait_until(lambda: str(frames) in problem(), "the source's problem is in the status")
+        page = edgeinfer("status", "--socket", daemon.socket).stdout
+        assert [line for line in page.splitlines() if line.startswith("door ") and str(frames) in line], page
+        wait_until(lambda: "event=source-fault" in daemon.log(), "it is an event")
+        frames.mkdir()
+        (frames / "a.txt").write_text(SENTENCE)
+        wait_until(lambda: not problem(), "it goes away by itself")
+        wait_until(lambda: daemon.status()["report"]["loops"][0]["taken"] > 0, "frames are counted")
+        assert daemon.stop()[0] == 0
+
+
 def test_interrupting_at_the_terminal_is_a_clean_end_too(folder: Path, store: Path) -> None:
     with device(folder, store) as daemon:
         daemon.ready()

@@ -21,6 +21,7 @@ WORDS = {
     "rejected.draining": "the service was stopping",
     "expired.queued": "its time was up while it waited",
     "expired.running": "its time was up while it ran",
+    "expired.finished": "it was ready, but too late",
 }
 """What the frequent reasons mean; docs/mqtt.md describes the counts."""
 
