@@ -12,11 +12,14 @@ Format rules: docs/bundle.md. A change that an older device would misread raises
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from edgeinfer.datatype import ITEM_BYTES
 from edgeinfer.errors import ManifestInvalid, UnsupportedSchema
@@ -28,8 +31,21 @@ MAX_MANIFEST_BYTES = 4 << 20
 MAX_DEADLINE_MS = 600_000.0
 """Longest deadline that a model or a request may have."""
 
+MAX_RANK = 8
+_MAX_TENSOR_BYTES = 1 << 40
+_MAX_PART_BYTES = 255
+_MOST_PROBLEMS = 20
+_MOST_SAID = 4000
+
+# Every number has an upper bound that no model reaches and no arithmetic trips over, checked as it is read.
+Dims = Annotated[list[Annotated[int, Meta(ge=-1, le=1 << 40)]], Meta(max_length=MAX_RANK)]
+Size = Annotated[int, Meta(ge=0, le=1 << 48)]
+Amount = Annotated[float, Meta(ge=-1e9, le=1e9)]
+
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
-_VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.-]+)?")
+_RUNTIME = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}([-+.]?[0-9A-Za-z.]{1,32})?")
+_THREADS = re.compile(r"[1-9][0-9]{0,3}")
+_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}([-+][0-9A-Za-z.-]{1,64})?")
 
 
 class Decode(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -38,15 +54,15 @@ class Decode(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     kind: str
     """`image` (JPEG or PNG to UINT8 [1,H,W,3], RGB), `audio` (WAV to FP32 [1,N], mono, -1..1) or
     `words` (UTF-8 text to BYTES [N], the runs that `pattern` matches)."""
-    max_pixels: int = 1 << 24
+    max_pixels: Annotated[int, Meta(ge=1, le=1 << 30)] = 1 << 24
     """`image`: larger ones are refused before they are decoded."""
-    sample_rate_hz: int = 0
+    sample_rate_hz: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     """`audio`: the rate that the WAV must have."""
-    pattern: str = ""
+    pattern: Annotated[str, Meta(max_length=1024)] = ""
     """`words`: regular expression of one word."""
     lowercase: bool = False
     """`words`: lower the text first."""
-    max_items: int = 4096
+    max_items: Annotated[int, Meta(ge=1, le=1 << 24)] = 4096
     """`words`: more words than this are refused."""
 
 
@@ -56,9 +72,9 @@ class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     name: str
     datatype: str
     """OIP datatype, `FP32` say."""
-    shape: list[int]
+    shape: Dims
     """-1 where the size may vary; then `max_shape` bounds it."""
-    max_shape: list[int] = []
+    max_shape: Dims = []
     """Upper bound of every dimension; empty when `shape` is fixed."""
     decode: Decode | None = None
     """Inputs only: encoded media are accepted and decoded like this."""
@@ -88,7 +104,7 @@ class StateSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: str
     """Graph output that yields its next value. Not part of the public outputs."""
     datatype: str
-    shape: list[int]
+    shape: Dims
 
 
 class Classes(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -101,7 +117,7 @@ class Classes(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     output: str
     labels: list[str]
-    threshold: float | None = None
+    threshold: Amount | None = None
 
 
 class Variant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -111,19 +127,19 @@ class Variant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """`fp32`, `int8`, …: unique in the bundle."""
     file: str
     """The ONNX file, relative to the bundle."""
-    quality: float
+    quality: Amount
     """1.0 = as the float model; measured by the toolchain (see report.json for the metric)."""
-    load_peak_bytes: int
+    load_peak_bytes: Size
     """Anonymous memory at the peak of loading and running at the largest shape, measured by the toolchain;
     the device's profile replaces it."""
-    steady_bytes: int
+    steady_bytes: Size
     """Anonymous memory between runs, after loading."""
-    latency_us: dict[str, int] = {}
+    latency_us: Annotated[dict[str, Annotated[int, Meta(le=3_600_000_000)]], Meta(max_length=64)] = {}
     """Estimated p99 of one run by thread count, `{"1": 9800}`: a seed until the device has measured."""
     providers: list[str] = msgspec.field(default_factory=lambda: ["CPUExecutionProvider"])
     instruction_sets: list[str] = []
     """/proc/cpuinfo flags that this variant needs to be right (not only fast)."""
-    tolerance: float = 1e-3
+    tolerance: Annotated[float, Meta(ge=0, le=1e9)] = 1e-3
     """Largest absolute difference from the golden outputs that is still right: what CPUs may differ by."""
 
 
@@ -132,15 +148,15 @@ class Runtime(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     onnxruntime: str
     """Lowest version, `1.32.0`."""
-    opset: int
-    ir_version: int
+    opset: Annotated[int, Meta(ge=0, le=10_000)]
+    ir_version: Annotated[int, Meta(ge=0, le=10_000)]
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a file of the bundle must be."""
 
     sha256: str
-    size_bytes: int
+    size_bytes: Size
 
 
 class Golden(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -172,16 +188,16 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     version: str
     task: str
     """`text-detection`, `voice-activity`, `text-classification`, …: for people and dashboards."""
-    inputs: list[TensorSpec]
-    outputs: list[TensorSpec]
-    variants: list[Variant]
+    inputs: Annotated[list[TensorSpec], Meta(max_length=64)]
+    outputs: Annotated[list[TensorSpec], Meta(max_length=64)]
+    variants: Annotated[list[Variant], Meta(max_length=64)]
     """Best quality first."""
     runtime: Runtime
-    files: dict[str, File]
+    files: Annotated[dict[str, File], Meta(max_length=10_000)]
     """Every file of the bundle by relative path, but the manifest itself and the signature."""
-    state: list[StateSpec] = []
+    state: Annotated[list[StateSpec], Meta(max_length=256)] = []
     classes: Classes | None = None
-    golden: list[Golden] = []
+    golden: Annotated[list[Golden], Meta(max_length=4096)] = []
     deadline_ms: float | None = None
     """The deadline it was built for."""
     provenance: Provenance = Provenance()
@@ -237,10 +253,12 @@ def parse_manifest(raw: bytes, source: str) -> Manifest:
                 f"{source} has schema {schema!r}, this edgeinfer reads {SCHEMA}; rebuild the bundle or update edgeinfer"
             )
         manifest = msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ManifestInvalid(f"{source} is not a manifest: {error}") from error
-    if problems := check_manifest(manifest):
-        raise ManifestInvalid(f"{source}: " + "; ".join(problems))
+        problems = check_manifest(manifest)
+    # ValueError: UnicodeDecodeError, whole numbers of thousands of digits; the rest: regular expressions out of bounds
+    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise ManifestInvalid(f"{source} is not a manifest: {str(error)[:_MOST_SAID]}") from error
+    if problems:
+        raise ManifestInvalid(f"{source}: {_told(problems)}")
     return manifest
 
 
@@ -251,14 +269,23 @@ def encode_manifest(manifest: Manifest) -> bytes:
         ManifestInvalid: it contradicts itself.
     """
     if problems := check_manifest(manifest):
-        raise ManifestInvalid(f"{manifest.name}: " + "; ".join(problems))
+        raise ManifestInvalid(f"{manifest.name}: {_told(problems)}")
     compact = msgspec.json.encode(manifest, order="sorted")
+    try:
+        msgspec.json.decode(compact, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ManifestInvalid(f"{manifest.name}: {error}") from error
     return msgspec.json.format(compact, indent=2) + b"\n"
 
 
 def bundle_digest(manifest_bytes: bytes) -> str:
     """Return the bundle digest: the hex sha256 of manifest.json."""
     return hashlib.sha256(manifest_bytes).hexdigest()
+
+
+def _told(problems: list[str]) -> str:
+    more = f"; and {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
+    return "; ".join(problems[:_MOST_PROBLEMS])[:_MOST_SAID] + more
 
 
 def check_manifest(manifest: Manifest) -> list[str]:
@@ -268,6 +295,8 @@ def check_manifest(manifest: Manifest) -> list[str]:
         problems.append(f"name {manifest.name!r} is not 1 to 64 of a-z 0-9 . _ - with a letter or digit at both ends")
     if not _VERSION.fullmatch(manifest.version):
         problems.append(f"version {manifest.version!r} is not MAJOR.MINOR.PATCH")
+    if not _RUNTIME.fullmatch(manifest.runtime.onnxruntime):
+        problems.append(f"runtime.onnxruntime {manifest.runtime.onnxruntime!r} is not a version")
     if not manifest.inputs or not manifest.outputs or not manifest.variants:
         problems.append("inputs, outputs and variants each need at least one entry")
     for role, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
@@ -285,8 +314,8 @@ def check_manifest(manifest: Manifest) -> list[str]:
     problems += _check_golden(manifest)
     if manifest.classes is not None:
         problems += _check_classes(manifest.classes, manifest.outputs)
-    if manifest.deadline_ms is not None and not 0 < manifest.deadline_ms < float("inf"):
-        problems.append(f"deadline_ms {manifest.deadline_ms} is not a positive number")
+    if manifest.deadline_ms is not None and not 0 < manifest.deadline_ms <= MAX_DEADLINE_MS:
+        problems.append(f"deadline_ms {manifest.deadline_ms} is not above 0 and at most {MAX_DEADLINE_MS:g}")
     return problems
 
 
@@ -298,6 +327,8 @@ def _check_spec(spec: TensorSpec) -> list[str]:
         problems.append(f"has shape {spec.shape}, which max_shape {spec.max_shape} does not bound")
     elif any(dim not in {-1, bound} for dim, bound in zip(spec.shape, spec.bound, strict=True)):
         problems.append(f"has shape {spec.shape} and max_shape {spec.max_shape}: fixed dimensions must agree")
+    elif spec.max_bytes > _MAX_TENSOR_BYTES:
+        problems.append(f"takes {spec.max_bytes} bytes at its largest, more than {_MAX_TENSOR_BYTES}")
     if spec.decode is not None:
         if spec.decode.kind not in {"image", "audio", "words"}:
             problems.append(f"has unknown decode kind {spec.decode.kind!r}")
@@ -306,7 +337,7 @@ def _check_spec(spec: TensorSpec) -> list[str]:
         if spec.decode.kind == "words":
             try:
                 re.compile(spec.decode.pattern)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 problems.append(f"has a decode.pattern that is no regular expression: {error}")
     return problems
 
@@ -321,7 +352,7 @@ def _check_variants(manifest: Manifest) -> list[str]:
         if not variant.providers:
             problems.append(f"variant {variant.name!r} names no provider")
         for threads, latency in variant.latency_us.items():
-            if not threads.isdecimal() or int(threads) < 1 or latency < 1:
+            if not _THREADS.fullmatch(threads) or latency < 1:
                 problems.append(f"variant {variant.name!r} has latency_us {threads!r}: {latency}")
     return problems
 
@@ -353,14 +384,15 @@ def _check_path(path: str) -> list[str]:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path or str(pure) != path or path == ".":
         return [f"file path {path!r} is not a plain path inside the bundle"]
+    if not path.isprintable() or any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in pure.parts):
+        return [f"file path {path[:_MAX_PART_BYTES]!r} has unprintable characters, or a part that is too long"]
     if path in {MANIFEST_FILE, SIGNATURE_FILE}:
         return [f"file {path!r} cannot vouch for itself"]
     return []
 
 
 def _duplicates(role: str, names: list[str]) -> list[str]:
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    return [f"{role} {name!r} appears {names.count(name)} times" for name in repeated]
+    return [f"{role} {name!r} appears {count} times" for name, count in sorted(Counter(names).items()) if count > 1]
 
 
 def read_manifest(bundle: Path) -> tuple[Manifest, str]:
