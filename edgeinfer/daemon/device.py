@@ -144,7 +144,7 @@ class Device:
         self.loops = {
             section.name: InferenceLoop(
                 section,
-                source=make_source(section, clock=self.clock, storage=self.host.storage),
+                source=make_source(section, clock=self.clock, storage=self.host.media),
                 sinks=[self._sink(section.name, sink) for sink in section.sinks],
                 submit=self.scheduler.submit,
                 manifest=partial(self._manifest, section.model),
@@ -205,7 +205,7 @@ class Device:
             offload_counters=offload.counters if offload else {},
             crashes=dict(self._crashes),
             crash_details=dict(self._crash_details),
-            storage_degraded=self.journal.degraded,
+            storage_degraded=self.journal.degraded or self.host.storage.is_stuck,
             gateway=gateway_figures(self.gateway.snapshot()),
             sensor_matters=self.config.thermal.enabled and self.board.thermal.fault_duty_cycle < 1,
         )
@@ -246,7 +246,7 @@ class Device:
 
     def _sink(self, loop: str, section: SinkSection) -> Sink:
         if isinstance(section, JsonLinesSink):
-            return JsonLines(section, clock=self.clock, storage=self.host.storage)
+            return JsonLines(section, clock=self.clock, storage=self.host.media)
         link = self.site_link or self.fleet_link
 
         def send(topic: str, payload: bytes) -> None:

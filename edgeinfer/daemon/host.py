@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgeinfer.artifact.manifest import Variant
@@ -18,6 +17,7 @@ from edgeinfer.clock import Clock
 from edgeinfer.config import ModelSection, SchedulerSection
 from edgeinfer.daemon.compiling import COMPILE_COPIES, Compiler, available_memory
 from edgeinfer.daemon.memory import MemoryBudget
+from edgeinfer.daemon.one_thread import OneThread
 from edgeinfer.errors import BudgetExceeded, ConfigError, EdgeInferError, Problem, mib
 from edgeinfer.execution.compiled import form_key
 from edgeinfer.execution.ledger import OURSELVES, MemoryLedger
@@ -31,6 +31,9 @@ from edgeinfer.store.store import BundleStore, Installed
 from edgeinfer.worker.nursery import Nursery
 
 _log = logging.getLogger(__name__)
+
+_LAST_WRITES_S = 2.0
+"""At the end, for what was still to be written; a disk that does not answer does not keep the service from ending."""
 
 
 class ModelHost:
@@ -54,8 +57,10 @@ class ModelHost:
         Raises:
             ConfigError: the CPUs that were asked for may not be used here.
         """
-        self.storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
-        """The one thread of the service that reads and writes disks."""
+        self.storage = OneThread("storage", clock=clock)
+        """The one thread that reads and writes bundles and the service's own state."""
+        self.media = OneThread("media", clock=clock)
+        """The one thread that reads and writes what loops are fed from and write to: somebody else's files."""
         self.store = BundleStore(state_dir)
         self.nursery = Nursery()
         self.budget = MemoryBudget(
@@ -95,7 +100,9 @@ class ModelHost:
         finally:
             await self.cache.close()
             await self.nursery.close()
-            self.storage.shutdown(wait=False)
+            for thread in (self.media, self.storage):
+                if not await thread.rest(_LAST_WRITES_S):
+                    _log.warning("the %s thread is stuck: what it had to write is lost", thread.name)
 
     async def start(self) -> None:
         """Start the zygote, and reserve what daemon and zygote take themselves.

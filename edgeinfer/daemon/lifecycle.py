@@ -14,9 +14,15 @@ from edgeinfer.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+_IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> int:
-    """Run `serve` with an event that the first SIGTERM or SIGINT sets; 0 at a clean end.
+    """Run `serve` with an event that the first SIGTERM, SIGINT or SIGQUIT sets; 0 at a clean end.
+
+    SIGHUP, SIGUSR1 and SIGUSR2 are ignored, with a log line: a terminal that closes or a script that means another
+    daemon must not end this one without a drain. A configuration is read at the start only.
 
     Raises:
         EdgeInferError: the first fault of ours that ended it, out of its exception group.
@@ -25,8 +31,12 @@ def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
     async def main() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             loop.add_signal_handler(number, _stop_on, number, stop)
+        for number in _IGNORED:
+            loop.add_signal_handler(
+                number, _log.info, "ignored %s: restart the service to read a new configuration", number.name
+            )
         await serve(stop)
 
     try:

@@ -8,6 +8,7 @@ import os
 
 from edgeinfer.clock import NS_PER_S, Clock, MonotonicClock
 from edgeinfer.config import NearbyConfig
+from edgeinfer.daemon import descriptors
 from edgeinfer.daemon.host import ModelHost
 from edgeinfer.daemon.identity import default_id
 from edgeinfer.daemon.lifecycle import cancel, drain, run_until_signal, until
@@ -32,11 +33,12 @@ _MEMORY_PERIOD_NS = NS_PER_S
 
 
 def run_nearby(config: NearbyConfig) -> int:
-    """Run until SIGTERM or SIGINT and return the exit status.
+    """Run until SIGTERM, SIGINT or SIGQUIT and return the exit status.
 
     Raises:
         EdgeInferError: it could not start.
     """
+    descriptors.raise_limit(workers=sum(model.workers for model in config.model), loops=0)
     return run_until_signal(lambda stop: _serve(config, stop))
 
 

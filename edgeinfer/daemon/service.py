@@ -15,6 +15,7 @@ from typing import Any
 
 from edgeinfer.clock import MonotonicClock
 from edgeinfer.config import DeviceConfig
+from edgeinfer.daemon import descriptors
 from edgeinfer.daemon.device import Device
 from edgeinfer.daemon.lifecycle import cancel, drain, run_until_signal, until
 from edgeinfer.daemon.systemd import Notifier, Watchdog, extended_start
@@ -26,11 +27,12 @@ _LAST_WORDS_S = 1.0
 
 
 def run_device(config: DeviceConfig) -> int:
-    """Run until SIGTERM or SIGINT and return the exit status.
+    """Run until SIGTERM, SIGINT or SIGQUIT and return the exit status.
 
     Raises:
         EdgeInferError: it could not start.
     """
+    descriptors.raise_limit(workers=sum(model.workers for model in config.model), loops=len(config.loop))
     return run_until_signal(lambda stop: _serve(config, stop))
 
 

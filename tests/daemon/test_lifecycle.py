@@ -15,7 +15,7 @@ from edgeinfer.errors import ConfigError, LinkError, Problem
 from tests.scheduling.world import World, on_virtual_time
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_a_signal_is_a_clean_end(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     async def serve(stop: asyncio.Event) -> None:
         os.kill(os.getpid(), number)
@@ -26,6 +26,20 @@ def test_a_signal_is_a_clean_end(number: signal.Signals, caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO, logger="edgeinfer"):
         assert run_until_signal(serve) == 0
     assert caplog.messages == [f"stopping on {number.name}"], "the log says why it ended, once"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_means_nothing_here_ends_nothing(
+    number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def serve(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0.01)
+        assert not stop.is_set()
+
+    with caplog.at_level(logging.INFO, logger="edgeinfer"):
+        assert run_until_signal(serve) == 0
+    assert caplog.messages == [f"ignored {number.name}: restart the service to read a new configuration"]
 
 
 def test_a_fault_of_ours_comes_out_of_its_groups() -> None:
