@@ -13,6 +13,7 @@ import pytest
 
 import edgeinfer.cli
 import edgeinfer_tools.cli
+from edgeinfer.client.answer import EXIT_CODES
 from edgeinfer.control.commands import FAULTS, VERBS
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.telemetry.events import KINDS
@@ -153,6 +154,16 @@ def test_every_exit_status_is_in_the_one_table() -> None:
     assert {2, 65, 69, 73, 75, 78} <= statuses
     page = (ROOT / "docs/exit-status.md").read_text(encoding="utf-8")
     assert [status for status in sorted(statuses) if f"\n| {status} |" not in page] == []
+
+
+def test_the_status_of_every_refusal_is_told() -> None:
+    page = (ROOT / "docs/exit-status.md").read_text(encoding="utf-8")
+    told = {
+        reason: int(status)
+        for row, status in re.findall(r"^\| (`.*) \| (\d+) \|$", page, re.MULTILINE)
+        for reason in re.findall(r"`([a-z_]+)`", row)
+    }
+    assert told == {reason.value: status for reason, status in EXIT_CODES.items()}
 
 
 def test_the_page_shows_what_check_config_prints(
