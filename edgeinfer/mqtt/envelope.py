@@ -311,6 +311,9 @@ class Advert(msgspec.Struct, frozen=True, omit_defaults=True):
     draining: bool = False
     reason: str = ""
     """Why it is offline."""
+    answers_lost: int = 0
+    """Requests since the service started that it could not answer: the broker did not take the answer in time, or
+    there were too many at once."""
 
 
 Record = Status | State | Report | Event | Command | Reply | Advert

@@ -24,7 +24,8 @@ _MAX_IN_FLIGHT = 20
 """Unacknowledged QoS 1 publishes, at most; fewer when the broker says so (mosquitto's own default is 20)."""
 _MAX_UNSENT_BYTES = 8 << 20
 """Payload handed to paho and not yet written (QoS 0) or acknowledged (QoS 1), at most, but for a single message."""
-_MAX_PUBLISH_WAITERS = 64
+_MAX_PUBLISH_WAITERS = 4096
+"""Publishes that wait for a place in the window; what they hold of memory is their callers' to bound."""
 _TELL_EVERY_S = 60.0
 _MAX_TOLD = 64
 REFUSED = 0x80
@@ -191,6 +192,8 @@ class Outgoing:
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():  # it was our turn just now: pass it on
                     self._wake_one()
+                else:  # else those that gave up would be counted as waiting until the broker answers again
+                    self._turns.remove(turn)
                 raise
 
     def _wake_one(self) -> None:

@@ -54,6 +54,7 @@ def build_advert(
     run_times: Mapping[str, LatencyWindow],
     load: Load,
     max_incoming_bytes: int,
+    answers_lost: int = 0,
     stamp: Stamp,
 ) -> Advert:
     """Return the advert of this moment; `run_times` are what was observed, by bundle digest."""
@@ -70,6 +71,7 @@ def build_advert(
         max_request_bytes=min(largest_bytes, max_incoming_bytes - _PACKET_ROOM_BYTES),
         period_ms=period_ns // 1_000_000,
         draining=load.draining,
+        answers_lost=answers_lost,
     )
 
 

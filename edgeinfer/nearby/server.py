@@ -33,13 +33,25 @@ _log = logging.getLogger(__name__)
 _REMEMBERED = 4096
 """Requests whose repetition (QoS 1 may deliver twice) is recognised."""
 _MAX_UNANSWERED = 1024
-"""Requests of all devices together that are being run or answered."""
+"""Requests of all devices together that are being run or answered; more are refused."""
+_MAX_TOLD = 4096
+"""The same with the refusals that are on their way; more asks than this get no answer at all, which is told."""
+_MAX_HELD_BYTES = 32 << 20
+"""Answers that wait for the broker; while they are more than this, nothing new is taken in."""
 _ANSWER_TIMEOUT_S = 1.0
 """Least time for an answer to reach the broker: a refusal is worth sending after the deadline, too."""
+_RETRY_S = 0.1
+"""Between two looks at whether the link is back while an answer waits for it."""
+_WARN_EVERY_NS = 60 * NS_PER_S
 
 
 class ServerLink(Protocol):
     """What serving needs of a link; see `MqttLink`, which is one."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages go out and come in."""
+        ...
 
     @property
     def max_packet_bytes(self) -> int | None:
@@ -77,7 +89,8 @@ class NearbySnapshot:
     """Requests under way, of devices that have any."""
     counters: Mapping[str, int]
     """`asked`; `answered.OUTCOME`; `malformed` (refused); asks that could not be answered: `bad_reply_topic`,
-    `no_correlation`, `retained`, `repeated`, `overflow`; `taken_back` by the device; `answers_lost` on the way."""
+    `no_correlation`, `retained`, `repeated`, `overflow`; `taken_back` by the device; `answers_lost` on the way.
+    What devices wait for in vain, `overflow` and `answers_lost`, is also in the advert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +133,7 @@ class NearbyServer:
         self._location = location
         self._max_per_device = max_per_device
         self._period_ns = advert_period_ns
-        self._queue: asyncio.Queue[_Work] = asyncio.Queue(_MAX_UNANSWERED)
+        self._queue: asyncio.Queue[_Work] = asyncio.Queue(_MAX_TOLD)
         self._unanswered = 0
         self._idle = asyncio.Event()
         self._by_device: Counter[str] = Counter()
@@ -128,6 +141,8 @@ class NearbyServer:
         self._seen: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._run_times: dict[str, LatencyWindow] = {}
         self._counters: Counter[str] = Counter()
+        self._held_bytes = 0
+        self._warned_ns: int | None = None
         link.subscribe(topics.infer_filter, self._on_ask)
         link.on_connected(self.advertise)
 
@@ -145,6 +160,7 @@ class NearbyServer:
             run_times=self._run_times,
             load=self._load(),
             max_incoming_bytes=self._link.max_incoming_bytes,
+            answers_lost=self._counters["answers_lost"] + self._counters["overflow"],
             stamp=self._stamper.now(),
         )
         self._link.send(advert_message(self._topics, advert), Keep.LATEST)
@@ -198,8 +214,8 @@ class NearbyServer:
         if self._is_repetition(device, correlation):
             self._counters["repeated"] += 1
             return
-        if self._unanswered >= _MAX_UNANSWERED:
-            self._counters["overflow"] += 1
+        if self._unanswered >= _MAX_TOLD:
+            self._lose("overflow", device, f"{self._unanswered} requests are unanswered")
             return
         self._unanswered += 1
         self._by_device[device] += 1
@@ -213,6 +229,9 @@ class NearbyServer:
         except ProtocolError as error:
             self._counters["malformed"] += 1
             return refused(0, refusal=Refusal(Reason.INPUT_INVALID, str(error)))
+        if self._unanswered > _MAX_UNANSWERED or self._held_bytes > _MAX_HELD_BYTES:
+            why = f"{self._unanswered} requests are unanswered, {self._held_bytes} bytes of answers wait for the broker"
+            return refused(ask.budget_ns, refusal=Refusal(Reason.QUEUE_FULL, why))
         if self._by_device[device] > self._max_per_device:
             why = f"{self._max_per_device} requests of {device} are under way"
             return refused(ask.budget_ns, refusal=Refusal(Reason.QUEUE_FULL, why))
@@ -239,12 +258,11 @@ class NearbyServer:
             message = await self._compose(work)
             if message is None:
                 return
-            timeout_s = max(self._left_s(work), _ANSWER_TIMEOUT_S)
+            self._held_bytes += len(message.payload)
             try:
-                await self._link.publish(message, timeout_s=timeout_s)
-            except LinkError as error:
-                self._counters["answers_lost"] += 1
-                _log.debug("device=%s answer=lost why=%r", work.device, str(error))
+                await self._deliver(work, message)
+            finally:
+                self._held_bytes -= len(message.payload)
         finally:
             self._tickets.pop((work.device, work.correlation), None)
             self._unanswered -= 1
@@ -253,6 +271,32 @@ class NearbyServer:
             self._by_device[work.device] -= 1
             if not self._by_device[work.device]:
                 del self._by_device[work.device]
+
+    async def _deliver(self, work: _Work, message: Message) -> None:
+        """Have the broker take an answer while it is worth anything; over a lost connection, too."""
+        until_ns = self._clock.now_ns() + round(max(self._left_s(work), _ANSWER_TIMEOUT_S) * NS_PER_S)
+        while True:
+            left_s = (until_ns - self._clock.now_ns()) / NS_PER_S
+            try:
+                await self._link.publish(message, timeout_s=max(0.0, left_s))
+            except LinkError as error:
+                if self._link.connected or left_s <= _RETRY_S:  # refused, too large, or too late
+                    self._lose("answers_lost", work.device, str(error))
+                    return
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+    def _lose(self, cause: str, device: str, why: str) -> None:
+        """Take note that a device waits in vain, and say so: once a minute, others are only counted."""
+        self._counters[cause] += 1
+        now_ns = self._clock.now_ns()
+        if self._warned_ns is None or now_ns - self._warned_ns >= _WARN_EVERY_NS:
+            self._warned_ns = now_ns
+            _log.warning(
+                "device=%s answer=lost why=%r answers_lost=%d overflow=%d: more is asked than the broker takes of us",
+                device, why, self._counters["answers_lost"], self._counters["overflow"],
+            )  # fmt: skip
 
     async def _compose(self, work: _Work) -> Message | None:
         """Wait for the end of the request and return what to tell the device; None when it no longer wants to know."""

@@ -12,14 +12,17 @@ import pytest
 from edgeinfer import oip
 from edgeinfer.clock import MonotonicClock
 from edgeinfer.errors import ProtocolError
+from edgeinfer.execution.executor import Estimate
 from edgeinfer.mqtt.envelope import Advert, decode
 from edgeinfer.mqtt.exchange import Answer, Ask, decode_answer, encode_ask
 from edgeinfer.mqtt.link import Keep, Message, MqttLink
 from edgeinfer.mqtt.topics import Topics
+from edgeinfer.nearby import server
 from edgeinfer.request import DataScope, OutcomeKind, Payload, Placement, Result
 from tests.execution.fake import Script
 from tests.nearby.rig import MS, Peer, Site, digest_of, open_site, until
 from tests.system.broker import Broker
+from tests.system.proxy import proxy_to
 
 pytestmark = pytest.mark.system
 
@@ -321,3 +324,55 @@ async def test_the_executor_survives_an_ask_for_nothing(site: Site) -> None:
     assert not isinstance(ending, Result)
     with pytest.raises(ProtocolError):
         oip.decode_request(b"{}")
+
+
+async def test_a_burst_of_four_hundred_is_answered_to_the_last(site: Site, device: Device) -> None:
+    peer = await site.peer(script=lambda _: Script(20 * MS))
+    for _ in range(400):
+        device.link.send(device.ask(), Keep.FIFO)
+    await until(lambda: len(device.replies) >= 400, within_s=10)
+    answers = [decode_answer(reply) for reply in device.replies]
+    assert len({answer.correlation for answer in answers}) == len(answers) == 400
+    assert {answer.outcome for answer in answers} == {OutcomeKind.OK, OutcomeKind.REJECTED}
+    assert {answer.reason for answer in answers} <= {"", "queue_full", "deadline_unreachable"}
+    counters = peer.server.snapshot().counters
+    assert "answers_lost" not in counters
+    assert "overflow" not in counters
+
+
+async def test_an_answer_is_held_until_the_broker_is_back(site: Site, device: Device, broker: Broker) -> None:
+    async with proxy_to(broker.port) as proxy:
+        peer = await site.peer(script=lambda _: Script(300 * MS), section=broker.section(port=proxy.port))
+        await device.link.publish(device.ask(budget_ns=8000 * MS), timeout_s=2)
+        await until(lambda: peer.executor.active.total() == 1)
+        proxy.cut()
+        await until(lambda: not peer.link.connected)
+        await until(lambda: len(device.replies) == 1, within_s=8)
+    assert decode_answer(device.replies[0]).outcome is OutcomeKind.OK
+    assert "answers_lost" not in peer.server.snapshot().counters
+
+
+async def test_asks_beyond_all_bounds_are_a_warning_and_stand_in_the_advert(
+    site: Site, device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "_MAX_UNANSWERED", 2)
+    monkeypatch.setattr(server, "_MAX_TOLD", 4)
+    peer = await site.peer(script=lambda _: Script(hangs=True, estimate=Estimate(1 * MS, 1 * MS)))
+    adverts: list[Advert] = []
+    device.link.subscribe(device.topics.adverts_filter, lambda message: adverts.append(decode(message.payload, Advert)))
+    asks = [device.ask(budget_ns=4000 * MS) for _ in range(10)]
+    for message in asks[:2]:
+        await device.link.publish(message, timeout_s=2)
+    await until(lambda: peer.server.snapshot().unanswered == 2)
+    monkeypatch.setattr(peer.server, "_deliver", _never)  # so that refusals pile up, too
+    for message in asks[2:]:
+        await device.link.publish(message, timeout_s=2)
+    await settle(peer, "overflow", 6)
+    await until(lambda: adverts[-1:] != [] and adverts[-1].answers_lost == 6)
+    warnings = [record.getMessage() for record in caplog.records if record.name == server.__name__]
+    assert len(warnings) == 1, "one a minute"
+    assert "overflow=1" in warnings[0]
+
+
+async def _never(*_: object) -> None:
+    await asyncio.Event().wait()
