@@ -134,7 +134,7 @@ def test_numbers_are_asked_about_as_json(given: str, tmp_path: Path, capsys: pyt
         ("@none.json", 66, "none.json cannot be read: No such file or directory"),
         ("@bad.json", 65, "bad.json is not JSON"),
         ('{"z": [1]}', 65, "there is no input 'z'; double takes x"),
-        ('{"x": [[1], [2, 3]]}', 76, "not all of one length"),
+        ('{"x": [[1], [2, 3]]}', 65, "not all of one length"),
     ],
 )
 def test_inputs_that_are_none(

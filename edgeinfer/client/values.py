@@ -61,6 +61,12 @@ class Media:
     content_type: str
 
 
+class Unwritable(ProtocolError):
+    """An input value that cannot be written as a tensor: the protocol has no words for it."""
+
+    exit_code = 65  # EX_DATAERR
+
+
 Value = Tensor | Media | str | bytes | Sequence[Any] | Any
 """What an input may be given as; see `Client.infer`."""
 
@@ -93,7 +99,7 @@ def make_request(
 
     Raises:
         Rejected: an input that the model does not have.
-        ProtocolError: a value that cannot be written as a tensor.
+        Unwritable: a value that cannot be written as a tensor.
     """
     if not isinstance(inputs, Mapping):
         inputs = {only_input(model, specs): inputs}
@@ -170,7 +176,7 @@ def _as_declared(name: str, value: Any, datatype: str) -> Any:
     """Return a float64 or int64 array in the datatype that the model declares, as a list of its numbers would be.
 
     Raises:
-        ProtocolError: more than rounding would be lost.
+        Unwritable: more than rounding would be lost.
     """
     typestr = str(value.__array_interface__["typestr"])[1:]
     wanted = next((code for code, known in INTERFACE_TYPES.items() if known == datatype), None)
@@ -183,7 +189,7 @@ def _as_declared(name: str, value: Any, datatype: str) -> Any:
             return value.astype(f"<{wanted}")
     names = {"f": "float", "i": "int", "u": "uint"}
     have, want = (f"{names[code[0]]}{8 * int(code[1:])}" for code in (typestr, str(wanted)))
-    raise ProtocolError(
+    raise Unwritable(
         f"input {name!r}: the model takes {datatype}, and not every number of this {have} array has a place there; "
         f"make it one yourself: .astype('{want}')"
     )
@@ -210,7 +216,7 @@ def _from_array(name: str, value: Any, interface: Mapping[str, Any]) -> tuple[st
                 list(interface["shape"]),
                 b"".join(oip.bytes_element(_as_bytes(name, item)) for item in flat),
             )
-        raise ProtocolError(f"input {name!r}: arrays of type {typestr!r} cannot be sent")
+        raise Unwritable(f"input {name!r}: arrays of type {typestr!r} cannot be sent")
     if typestr[0] == ">" or (typestr[0] == "=" and sys.byteorder == "big"):
         value = value.byteswap()
     return datatype, list(interface["shape"]), value.tobytes()
@@ -219,7 +225,7 @@ def _from_array(name: str, value: Any, interface: Mapping[str, Any]) -> tuple[st
 def _from_buffer(name: str, view: memoryview) -> tuple[str, list[int], bytes | memoryview]:
     code = view.format.lstrip("@=<")
     if code not in _ARRAY_TYPES or (sys.byteorder == "big" and view.itemsize > 1):
-        raise ProtocolError(f"input {name!r}: a buffer of format {view.format!r} cannot be sent; give a Tensor")
+        raise Unwritable(f"input {name!r}: a buffer of format {view.format!r} cannot be sent; give a Tensor")
     shape = list(view.shape or [])
     return _ARRAY_TYPES[code], shape, view.cast("B") if view.c_contiguous else view.tobytes()
 
@@ -230,13 +236,13 @@ def _from_list(name: str, value: Any, datatype: str) -> tuple[str, list[int], by
     while flat and isinstance(flat[0], list | tuple):
         length = len(flat[0])
         if any(not isinstance(row, list | tuple) or len(row) != length for row in flat):
-            raise ProtocolError(f"input {name!r}: the lists are not all of one length")
+            raise Unwritable(f"input {name!r}: the lists are not all of one length")
         shape.append(length)
         flat = [item for row in flat for item in row]
     if datatype == "BYTES":
         return datatype, shape, b"".join(oip.bytes_element(_as_bytes(name, item)) for item in flat)
     if datatype not in _PACK_CODES:
-        raise ProtocolError(f"input {name!r}: {datatype} cannot be made from a list; give a Tensor")
+        raise Unwritable(f"input {name!r}: {datatype} cannot be made from a list; give a Tensor")
     return datatype, shape, _pack(name, flat, datatype)
 
 
@@ -244,7 +250,7 @@ def _pack(name: str, flat: list[Any], datatype: str) -> bytes:
     try:
         return struct.pack(f"<{len(flat)}{_PACK_CODES[datatype]}", *flat)
     except (struct.error, OverflowError, TypeError) as error:
-        raise ProtocolError(f"input {name!r}: not all elements are {datatype}: {error}") from error
+        raise Unwritable(f"input {name!r}: not all elements are {datatype}: {error}") from error
 
 
 def _as_bytes(name: str, item: Any) -> bytes:
@@ -252,4 +258,4 @@ def _as_bytes(name: str, item: Any) -> bytes:
         return item.encode()
     if isinstance(item, bytes):
         return item
-    raise ProtocolError(f"input {name!r}: {type(item).__name__} is neither text nor bytes")
+    raise Unwritable(f"input {name!r}: {type(item).__name__} is neither text nor bytes")

@@ -75,6 +75,11 @@ HOSTILE: dict[str, tuple[list[Callable[[tarfile.TarFile], None]], str]] = {
     "too large": ([_member("a", b"x" * 5000)], "exceeds"),
     "too large in sum": ([_member("a", b"x" * 3000), _member("b", b"x" * 3000)], "exceeds"),
     "nothing": ([], "empty"),
+    "no manifest": ([_member("a")], r"hostile\.tar: manifest\.json must be at the top, and there is none in it"),
+    "its folder on top": (
+        [_member("tiny/a"), _member("tiny/manifest.json")],
+        r"hostile\.tar: manifest\.json must be at the top; use tar -C tiny -cf hostile\.tar \.",
+    ),
 }
 
 

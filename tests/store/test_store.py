@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,32 @@ def test_adds_an_archive(tmp_path: Path) -> None:
     store = BundleStore(tmp_path / "state")
     installed = store.add(tmp_path / "tiny.tar", accept)
     assert store.verify("tiny").digest == installed.digest
+
+
+def test_what_is_wrong_with_an_archive_is_told_of_the_archive(tmp_path: Path) -> None:
+    bundle, archive = _bundle(tmp_path), tmp_path / "tiny.tar"
+    (bundle / "model/fp32.onnx").write_bytes(b"otherxx")
+    store = BundleStore(tmp_path / "state")
+    for content in (bundle, bundle / "manifest.json"):
+        with tarfile.open(archive, "w") as tar:
+            tar.add(content, "." if content == bundle else content.name)
+        with pytest.raises(ArtifactError, match=str(archive)) as caught:
+            store.add(archive, accept)
+        assert "staging" not in str(caught.value)
+
+
+def test_a_store_is_looked_at_without_touching_it(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    looking = BundleStore(state, clean=False)
+    looking.require_readable()
+    assert (looking.installed(), looking.problems(), state.exists()) == ([], [], False)
+    BundleStore(state).add(_bundle(tmp_path), accept)
+    (state / "staging" / "underway").mkdir()
+    with (state / "store.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        looking = BundleStore(state, clean=False)
+        assert _state(looking) == ([("tiny", "1.0.0", True)], ["underway"])
+        assert looking.problems() == []
 
 
 def test_the_probe_sees_the_bundle_before_it_is_installed(tmp_path: Path) -> None:
