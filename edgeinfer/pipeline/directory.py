@@ -1,6 +1,6 @@
 """Give the files of a directory as frames: over and over, once, or as they appear.
 
-Files are read in the storage thread. A file that is still being written (seen for the first time, or changed since the
+Files are read in the media thread. A file that is still being written (seen for the first time, or changed since the
 last look) waits; hidden files and `.part` or `.tmp` are never taken, so a writer that renames into place is safe.
 """
 
@@ -18,6 +18,7 @@ from edgeinfer.config import DirectorySource
 from edgeinfer.errors import mib
 from edgeinfer.pipeline.frame import MAX_FRAME_BYTES, Frame, SourceError, SourceSnapshot
 from edgeinfer.pipeline.off_thread import off_thread
+from edgeinfer.pipeline.regular import open_regular
 
 WATCH_PERIOD_NS = 100 * NS_PER_MS
 """How often a watched directory is looked at: fast enough for people, 1 ms of CPU per second for 1,000 files."""
@@ -132,7 +133,7 @@ class DirectoryFrames:
         return ready
 
     def _list(self) -> dict[str, tuple[int, int]]:
-        """Return modification time and size of every file that matches. Storage thread."""
+        """Return modification time and size of every file that matches. Media thread."""
         found = {}
         try:
             with os.scandir(self._section.path) as entries:
@@ -147,10 +148,10 @@ class DirectoryFrames:
         return found
 
     def _read(self, name: str) -> bytes:
-        """Return a file's bytes. Storage thread."""
+        """Return a file's bytes. Media thread."""
         path = self._section.path / name
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = file.read(MAX_FRAME_BYTES + 1)
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Do blocking file work in the one storage thread, typed."""
+"""Do blocking file work in the one thread that is for it, typed."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ Ts = TypeVarTuple("Ts")
 
 
 async def off_thread(storage: Executor, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-    """Return `work(*arguments)`, done in the storage thread; what it raises is raised here."""
+    """Return `work(*arguments)`, done in the thread of `storage`; what it raises is raised here."""
     return await asyncio.get_running_loop().run_in_executor(storage, work, *arguments)

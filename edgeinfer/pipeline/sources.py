@@ -27,6 +27,7 @@ from edgeinfer.pipeline.directory import DirectoryFrames
 from edgeinfer.pipeline.frame import Source, SourceError
 from edgeinfer.pipeline.microphone import MicrophoneFrames
 from edgeinfer.pipeline.off_thread import off_thread
+from edgeinfer.pipeline.regular import open_regular
 from edgeinfer.pipeline.v4l2 import pixel_formats
 from edgeinfer.pipeline.wav import WavFrames
 
@@ -35,7 +36,7 @@ _MOST_CREDENTIALS_BYTES = 1024
 
 
 def make_source(section: LoopSection, *, clock: Clock, storage: Executor) -> Source:
-    """Return the loop's source. `storage` is the daemon's one storage thread."""
+    """Return the loop's source. `storage` is the daemon's one thread for what loops read and write."""
     return open_source(section.source, name=section.name, clock=clock, storage=storage)
 
 
@@ -86,8 +87,10 @@ def _credentials(path: Path) -> str:
         SourceError: it cannot be read, or is no such file.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(_MOST_CREDENTIALS_BYTES).rstrip("\r\n")
+        with open_regular(path) as file:
+            return file.read(_MOST_CREDENTIALS_BYTES).decode().rstrip("\r\n")
+    except SourceError as error:
+        raise SourceError(f"credentials_file {error}") from error
     except OSError as error:
         raise SourceError(f"credentials_file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -7,6 +7,7 @@ then says that its predecessor is missing. Files are PCM WAV of 8, 16, 24 or 32 
 
 from __future__ import annotations
 
+import contextlib
 import wave
 from collections import deque
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from edgeinfer.config import WavSource
 from edgeinfer.pipeline.frame import Frame, SourceError, SourceSnapshot
 from edgeinfer.pipeline.off_thread import off_thread
 from edgeinfer.pipeline.pcm import mono, raw_floats
+from edgeinfer.pipeline.regular import open_regular
 
 _AHEAD_CHUNKS = 8
 """Chunks read at once: converting them holds the interpreter for 0.4 ms (2 ms on a Pi), not more."""
@@ -100,7 +102,7 @@ class WavFrames:
         return self._ahead.popleft()
 
     def _read_ahead(self) -> list[_Chunk]:
-        """Return the next chunks. Storage thread, one call at a time."""
+        """Return the next chunks. Media thread, one call at a time."""
         return [next(self._chunks) for _ in range(_AHEAD_CHUNKS)]
 
 
@@ -128,13 +130,20 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _open(path: Path, sample_rate_hz: int) -> wave.Wave_read:
-    try:
-        file = wave.open(str(path), "rb")  # noqa: SIM115 - the caller closes it
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    except (wave.Error, EOFError) as error:
-        raise SourceError(f"{path} is not a PCM WAV file: {error}") from error
+@contextlib.contextmanager
+def _open(path: Path, sample_rate_hz: int) -> Iterator[wave.Wave_read]:
+    with open_regular(path) as raw:
+        try:
+            with wave.open(raw, "rb") as file:
+                _check(file, path, sample_rate_hz)
+                yield file
+        except OSError as error:
+            raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+        except (wave.Error, EOFError) as error:
+            raise SourceError(f"{path} is not a PCM WAV file: {error}") from error
+
+
+def _check(file: wave.Wave_read, path: Path, sample_rate_hz: int) -> None:
     problem = ""
     if file.getframerate() != sample_rate_hz:
         problem = f"has {file.getframerate()} Hz, the loop's source says {sample_rate_hz} Hz: resample the file"
@@ -143,6 +152,4 @@ def _open(path: Path, sample_rate_hz: int) -> wave.Wave_read:
     elif file.getnframes() == 0:
         problem = "has no samples"
     if problem:
-        file.close()
         raise SourceError(f"{path} {problem}")
-    return file

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import os
 import struct
 import wave
 from collections.abc import Awaitable, Callable
@@ -166,3 +167,18 @@ def test_a_recording_that_comes_later_is_played(tmp_path: Path) -> None:
         assert source.snapshot().problem == ""
 
     _run(WavSource(tmp_path, 512), act)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "fifo in a folder", "device"])
+def test_what_would_wait_for_somebody_is_told_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.wav"
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path)
+
+    async def act(source: WavFrames) -> None:
+        with pytest.raises(SourceError, match="is not a regular file"):
+            await source.next_frame()
+
+    _run(WavSource(tmp_path if kind == "fifo in a folder" else path), act)
