@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -404,6 +405,9 @@ def read_manifest(bundle: Path) -> tuple[Manifest, str]:
     """
     path = bundle / MANIFEST_FILE
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_MANIFEST_BYTES:
+            raise ManifestInvalid(f"{path} is no plain file of at most {MAX_MANIFEST_BYTES} bytes")
         raw = path.read_bytes()
     except OSError as error:
         raise ManifestInvalid(f"{bundle} is not a bundle: {path.name}: {error.strerror}") from error

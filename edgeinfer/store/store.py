@@ -320,17 +320,12 @@ class BundleStore:
         return {name: Choice(active=folder) for name, folder in newest.items()}
 
     def _folders(self) -> list[tuple[str, str]]:
-        """Return (model, folder) of everything that was committed; empty when there is no store."""
-        try:
-            names = sorted(entry.name for entry in os.scandir(self._bundles) if entry.is_dir(follow_symlinks=False))
-            return [
-                (name, entry.name)
-                for name in names
-                for entry in sorted(os.scandir(self._bundles / name), key=lambda entry: _version_key(entry.name))
-                if entry.is_dir(follow_symlinks=False)
-            ]
-        except OSError:
-            return []
+        """Return (model, folder) of everything that was committed and can be looked into; empty without a store."""
+        return [
+            (name, folder)
+            for name in sorted(_folder_names(self._bundles))
+            for folder in sorted(_folder_names(self._bundles / name), key=_version_key)
+        ]
 
     def _scan(self) -> Iterator[tuple[Installed | None, str]]:
         choices = self._choices()
@@ -340,6 +335,9 @@ class BundleStore:
                 manifest, digest = read_manifest(path)
             except ArtifactError as error:
                 yield None, str(error)
+                continue
+            except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # one bundle is not all of them
+                yield None, f"{path} cannot be read: {type(error).__name__}: {str(error)[:200]}"
                 continue
             if (manifest.name, f"{manifest.version}-{digest[:12]}") != (name, folder):
                 yield (
@@ -378,6 +376,14 @@ def _called(source: Path, staged: Path) -> Iterator[None]:
         yield
     except ArtifactError as error:
         raise type(error)(str(error).replace(str(staged), str(source))) from error
+
+
+def _folder_names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
 
 
 def _is_sound(bundle: Path) -> bool:
