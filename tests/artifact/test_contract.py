@@ -38,6 +38,7 @@ FITTING = {
     "fixed shape": (FIXED, _tensor("FP32", [1, 2], 8)),
     "smaller than the bound": (VARIES, _tensor("INT32", [1, 2], 8)),
     "exactly the bound": (VARIES, _tensor("INT32", [4, 2], 32)),
+    "a size of 0 that is declared": (TensorSpec("x", "FP32", [0, 2]), _tensor("FP32", [0, 2], 0)),
     "decoded image": (IMAGE, _tensor("UINT8", [1, 2, 2, 3], 12)),
     "jpeg": (IMAGE, _media("image/jpeg")),
     "png, shouted": (IMAGE, _media("IMAGE/PNG; q=1")),
@@ -68,6 +69,9 @@ UNFIT = {
     "media beyond any size": (WORDS, _media("text/plain", size=1 << 20), "at most 65536 bytes"),
     "words beyond any size": (WORDS, _tensor("BYTES", [1], 1 << 20), "at most 65536 bytes"),
     "too many words": (WORDS, _tensor("BYTES", [9], 36), "BYTES [9] came"),
+    "an image without rows": (IMAGE, _tensor("UINT8", [1, 0, 9, 3], 0), "UINT8 [1, 0, 9, 3] came"),
+    "an image without columns": (IMAGE, _tensor("UINT8", [1, 9, 0, 3], 0), "UINT8 [1, 9, 0, 3] came"),
+    "an empty batch": (VARIES, _tensor("INT32", [0, 2], 0), "INT32 [0, 2] came"),
     "nothing of an image": (IMAGE, _tensor("UINT8", [1, 65, 1, 3], 195), "up to [1, 64, 64, 3], or image/jpeg"),
 }
 
