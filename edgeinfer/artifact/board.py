@@ -7,6 +7,7 @@ Every number has a source, in the file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -110,22 +111,22 @@ def load_board(path: Path) -> Board:
     Raises:
         ConfigError: with every problem found.
     """
-    board = structure(load_toml(path), Board, str(path), make_converter())
-    if problems := check_board(board):
-        raise ConfigError(str(path), tuple(problems))
-    return board
+    return structure(load_toml(path), Board, str(path), make_converter(), check_board)
 
 
 def check_board(board: Board) -> list[Problem]:
-    """Return what contradicts itself."""
+    """Return what contradicts itself; None stands for a trip that could not be read."""
     problems = []
     if not board.cpu.cores >= 1:
         problems.append(Problem("cpu.cores", f"{board.cpu.cores} is not at least 1"))
     if board.memory.ceiling > board.memory.total:
         problems.append(Problem("memory.ceiling", "is more than memory.total"))
     previous: Trip | None = None
-    for index, trip in enumerate(board.thermal.trips):
+    trips: Sequence[Trip | None] = board.thermal.trips
+    for index, trip in enumerate(trips):
         path = f"thermal.trips[{index}]"
+        if trip is None:
+            continue
         if trip.level not in {"warm", "hot", "critical"}:
             problems.append(Problem(f"{path}.level", f"{trip.level!r} is not warm, hot or critical"))
             continue

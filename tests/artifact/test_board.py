@@ -107,6 +107,14 @@ def test_all_problems_are_told_at_once_with_their_paths(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_wrong_types_hide_no_contradiction(tmp_path: Path) -> None:
+    text = GOOD.replace('ceiling = "1 GiB"', 'ceiling = "3 GiB"').replace('level = "critical"', "level = 3")
+    text = text.replace("hysteresis_c = 3", "hysteresis_c = 0", 1) + "\n[colour]\n"
+    assert set(problems(tmp_path, text)) == {
+        "colour", "memory.ceiling", "thermal.trips[1].level", "thermal.trips[0].hysteresis_c",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("old", "new", "path", "message"),
     [
