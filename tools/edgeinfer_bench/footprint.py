@@ -18,8 +18,10 @@ from pathlib import Path
 from edgeinfer.artifact.manifest import read_manifest
 from edgeinfer.client import Client
 from edgeinfer.sensors.process import process_memory, process_tree
+from edgeinfer_bench import peer
 from edgeinfer_bench.alone import alone_bytes
 from edgeinfer_bench.bare import BareProcess, Feeds
+from edgeinfer_bench.peer import PeerMissing
 from edgeinfer_bench.record import Figure, Record
 from edgeinfer_bench.service import DEMO_MODELS, Service, warm_up_demo
 
@@ -40,6 +42,8 @@ _FEEDS: dict[str, Feeds] = {
 
 _SMALL, _VARIANT = "silero-vad", "int8"
 _WORKERS = (1, 2, 4)
+_REQUESTS = 8
+"""To each worker before it is weighed."""
 
 
 def measure(bundles: Path) -> Record:
@@ -95,7 +99,7 @@ def _small_model(bundles: Path) -> list[Figure]:
                note=f"the bare process takes {bare / _MIB:.1f} MiB"),
         _mib("footprint.further_model_mb", further - weights, goal=5.0,
              note=f"{further / _MIB:.2f} MiB a worker, less {weights / _MIB:.2f} of weights; activations included"),
-        Figure("footprint.vs_peer_ratio", None, "x", None, "lower", "MLServer", note="not measured yet"),
+        _versus_peer(totals[first], file),
     ]  # fmt: skip
 
 
@@ -106,7 +110,7 @@ def _workers_bytes(bundle: Path, workers: int) -> tuple[int, str]:
         service = Service(Path(folder), [bundle], keys=keys)
         with service.running():
             with Client(service.socket) as client:
-                for stream in range(8 * workers):  # a stateful model's worker is chosen by its stream
+                for stream in range(_REQUESTS * workers):  # a stateful model's worker is chosen by its stream
                     client.infer(_SMALL, {"audio": [[0.0] * 512]}, deadline_ms=5000, sequence_id=stream + 1)
             time.sleep(_SETTLE_S)
             pids = [process.pid for process in process_tree(_PROC, service.pid)]
@@ -119,6 +123,35 @@ def _workers_bytes(bundle: Path, workers: int) -> tuple[int, str]:
                 total,
                 f"files {files:.1f}, anonymous {', '.join(f'{each:.1f}' for each in own)} (daemon, zygote, workers)",
             )
+
+
+def _versus_peer(ours: int, file: Path) -> Figure:
+    """Return what the service with one model takes, as a share of what the peer with the same file takes."""
+    name = "footprint.vs_peer_ratio"
+    try:
+        totals = {mode: _peer_bytes(file, mode) for mode in peer.MODES}
+    except PeerMissing as error:
+        return Figure(name, None, "x", None, "lower", peer.TITLE, note=str(error))
+    best = min(totals, key=totals.__getitem__)
+    tried = ", ".join(f"{total / _MIB:.1f} MiB with {mode}" for mode, total in totals.items())
+    note = (
+        f"{ours / _MIB:.1f} MiB, one worker of {_SMALL} {_VARIANT}; the peer with parallel_workers={best}, which "
+        f"takes least: {tried}"
+    )
+    return Figure(name, ours / totals[best], "x", None, "lower", peer.TITLE, note=note)
+
+
+def _peer_bytes(file: Path, mode: int) -> int:
+    """Return what the peer takes, idle, after it has answered as often as ours.
+
+    Raises:
+        PeerMissing: it cannot be had here.
+    """
+    with peer.running({_SMALL: file}, parallel_workers=mode) as running:
+        for _ in range(_REQUESTS):
+            peer.ask(running, _SMALL, _FEEDS[_SMALL])
+        time.sleep(_SETTLE_S)
+        return alone_bytes(process.pid for process in process_tree(_PROC, running.pid))
 
 
 def _bare_pss_bytes(models: list[tuple[Path, Feeds]]) -> int:

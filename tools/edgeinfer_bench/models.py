@@ -13,7 +13,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeinfer.artifact.manifest import Manifest, Provenance, Runtime, TensorSpec, Variant, read_manifest
+from edgeinfer import oip
+from edgeinfer.artifact.bundle import encode_golden
+from edgeinfer.artifact.manifest import Golden, Manifest, Provenance, Runtime, TensorSpec, Variant, read_manifest
+from edgeinfer.request import Payload
 from edgeinfer_bench.bare import Feeds
 from edgeinfer_tools.pack import file_table, staging, write_manifest
 
@@ -22,6 +25,7 @@ _IR_VERSION = 10
 _MIB = 1 << 20
 _CLASSES = 8
 _FILE = "model/fp32.onnx"
+_GOLDEN = ("golden/request.bin", "golden/response.bin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,20 @@ SWAPPED = (
 )
 """Two versions of one model with 24 MB of weights, for swaps."""
 
+HEAVY = Chain("bench-heavy", rows=16, width=2048, layers=7, nominal_us=20_000, seed=4)
+"""112 MB of weights, several rows: kernels want them packed."""
+HEAVY_ROW = Chain("bench-heavy-row", rows=1, width=2048, layers=7, nominal_us=10_000, seed=4)
+"""The same weights for one row at a time, for which raw ones are as fast."""
+
 ONE_OPERATOR = "bench-one-operator"
 """Multiplies two N x N matrices in one operator, N given as input `n`: nothing can stop it half way."""
 
 
-def build_chain(chain: Chain, folder: Path) -> Path:
-    """Write the chain's bundle below `folder` and return it; one that is there already is taken as it is."""
+def build_chain(chain: Chain, folder: Path, *, golden: bool = False) -> Path:
+    """Write the chain's bundle below `folder` and return it; one that is there already is taken as it is.
+
+    With `golden` it has a request and its answer, which a device needs before it compiles a model.
+    """
     specs = (
         [TensorSpec("x", "FP32", [chain.rows, chain.width])],
         [TensorSpec("y", "FP32", [chain.rows, _CLASSES])],
@@ -79,7 +91,9 @@ def build_chain(chain: Chain, folder: Path) -> Path:
         steady_bytes=chain.peak_bytes,
         latency_us={"1": chain.nominal_us * 3 // 2},
     )
-    return _pack(folder / f"{chain.name}-{chain.version}", _chain_graph(chain), chain, specs, variant)
+    graph = _chain_graph(chain)
+    answers = _golden(chain, graph) if golden else None
+    return _pack(folder / f"{chain.name}-{chain.version}", graph, chain, specs, variant, golden=answers)
 
 
 def build_one_operator(folder: Path, largest: int) -> Path:
@@ -110,6 +124,8 @@ def _pack(
     chain: Chain,
     specs: tuple[list[TensorSpec], list[TensorSpec]],
     variant: Variant,
+    *,
+    golden: tuple[Payload, Payload] | None = None,
 ) -> Path:
     if target.exists():
         return target
@@ -118,6 +134,9 @@ def _pack(
     with staging(target, replace=False) as folder:
         (folder / _FILE).parent.mkdir()
         (folder / _FILE).write_bytes(model.SerializeToString(deterministic=True))
+        for name, payload in zip(_GOLDEN, golden or (), strict=False):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(encode_golden(payload))
         manifest = Manifest(
             schema=1,
             name=chain.name,
@@ -128,10 +147,24 @@ def _pack(
             variants=[variant],
             runtime=Runtime(onnxruntime="1.32.0", opset=_OPSET, ir_version=_IR_VERSION),
             files=file_table(folder),
+            golden=[Golden(*_GOLDEN)] if golden else [],
             provenance=Provenance(source="made by the benchmarks", license="Apache-2.0"),
         )
         write_manifest(folder, manifest)
     return target
+
+
+def _golden(chain: Chain, graph: onnx.GraphProto) -> tuple[Payload, Payload]:
+    """Return a request and its answer; in double precision and then rounded: the same everywhere."""
+    x = np.random.RandomState(chain.seed).uniform(-1, 1, (chain.rows, chain.width)).astype(np.float32)
+    y = x.astype(np.float64)
+    for weight in graph.initializer:
+        y = y @ numpy_helper.to_array(weight).astype(np.float64)
+    answer = y.astype(np.float32)
+    return (
+        oip.encode_request([("x", "FP32", list(x.shape), x.tobytes())]),
+        oip.encode_response([("y", "FP32", list(answer.shape), answer.tobytes())]),
+    )
 
 
 def _chain_graph(chain: Chain) -> onnx.GraphProto:

@@ -2,9 +2,9 @@
 
 The committed traces are played at 0.5 to 3 times what the workers' one core can do, against the runtime's scheduler and
 its real workers in this process, and against a server without deadlines or admission on the same workers (first come,
-first served), in turns. The runtime's own loop has another core, where there is one. Capacity is what `session.run` in
-a bare process on the workers' core does at that moment, measured before each trace; so everything the runtime adds to
-a run counts against it.
+first served), in turns; shorter windows of them go to a daemon and to the peer (`rivals`). The runtime's own loop has
+another core, where there is one. Capacity is what `session.run` in a bare process on the workers' core does at that
+moment, measured before each trace; so everything the runtime adds to a run counts against it.
 
 A job's deadline counts from the moment at which the trace sends it, also when the sender is late. The value of a job
 that is answered in time is its service time. `bound` says what no scheduler could have surpassed.
@@ -27,6 +27,8 @@ from edgeinfer_bench.player import CHAINS, Player, Sent, Tally
 from edgeinfer_bench.quantile import percentile
 from edgeinfer_bench.record import Figure, Record
 from edgeinfer_bench.rig import open_rig, spare_cpus
+from edgeinfer_bench.rivals import WINDOW_S as RIVALS_WINDOW_S
+from edgeinfer_bench.rivals import open_rivals
 from edgeinfer_bench.trace import LONG_US, SHORT_US, Arrivals, Sizes, Trace, read_trace
 
 LOADS = (0.5, 1.0, 1.5, 2.0, 3.0)
@@ -38,13 +40,13 @@ CALIBRATION_RUNS = {SHORT_US: 60, LONG_US: 20}
 
 
 def measure(bundles: Path) -> Record:  # noqa: ARG001 - every benchmark is called alike
-    """Return the record; takes under two minutes."""
+    """Return the record; takes under three minutes."""
     traces = {(sizes, arrivals): read_trace(sizes, arrivals) for sizes in SIZES for arrivals in ARRIVALS}
     with tempfile.TemporaryDirectory(prefix="edgeinfer-bench-") as folder:
         root = Path(folder)
         made = {size: build_chain(chain, root / "made") for size, chain in CHAINS.items()}
         played = {trace: found for trace, (found, _) in traces.items()}
-        tallies, capacity_us = asyncio.run(_play_all(root, made, played))
+        tallies, capacity_us, versus_peer = asyncio.run(_play_all(root, made, played))
         return Record(
             bench="overload",
             workload={
@@ -53,16 +55,17 @@ def measure(bundles: Path) -> Record:  # noqa: ARG001 - every benchmark is calle
                 "threads": 1,
                 "worker_cores": 1,
                 "window_s": WINDOW_S,
+                "window_vs_peer_s": RIVALS_WINDOW_S,
                 "service_us": capacity_us,
                 "clock": "from the moment at which the trace sends a job to its outcome",
             },
-            figures=_figures(tallies),
+            figures=[*_figures(tallies), versus_peer],
         )
 
 
 async def _play_all(
     root: Path, made: dict[int, Path], traces: dict[tuple[Sizes, Arrivals], Trace]
-) -> tuple[dict[tuple[Sizes, float], Tally], dict[int, float]]:
+) -> tuple[dict[tuple[Sizes, float], Tally], dict[int, float], Figure]:
     own, others = spare_cpus()
     cpus = sorted(others)[:1]
     settings = SchedulerSection(cpus=cpus)
@@ -70,7 +73,9 @@ async def _play_all(
     bundles = list(made.values())
     tallies = {(sizes, load): Tally() for sizes in SIZES for load in LOADS}
     seen: dict[int, list[float]] = {size: [] for size in CHAINS}
-    with contextlib.ExitStack() as stack:
+    (root / "daemon").mkdir()
+    async with contextlib.AsyncExitStack() as stack:
+        rivals = await stack.enter_async_context(open_rivals(root / "daemon", made, cpus))
         bare = {
             size: stack.enter_context(BareProcess.running(model_file(path), CHAINS[size].feeds))
             for size, path in made.items()
@@ -82,30 +87,39 @@ async def _play_all(
             os.sched_setaffinity(0, own)
             await player.warm_up(rig)
             number = 0
+            service_ns = _service_ns(bare)
+            await rivals.try_settings([schedule(trace, 1.0, service_ns, RIVALS_WINDOW_S) for trace in traces.values()])
             for load in LOADS:
                 for (sizes, _), trace in traces.items():
-                    service_ns = {
-                        size: round(percentile([run for _, run in bare[size].run([0] * CALIBRATION_RUNS[size])], 50))
-                        for size in CHAINS
-                    }
+                    service_ns = _service_ns(bare)
                     for size, value in service_ns.items():
                         seen[size].append(value / NS_PER_US)
                     jobs = schedule(trace, load, service_ns)
                     number += 1
                     tallies[sizes, load].add(await player.play(rig, jobs, fifo_first=bool(number % 2)))
+                    jobs = schedule(trace, load, service_ns, RIVALS_WINDOW_S)
+                    await rivals.play(jobs, ours_first=bool(number % 2))
             os.sched_setaffinity(0, own | others)
-    return tallies, {size: percentile(values, 50) for size, values in seen.items()}
+        return tallies, {size: percentile(values, 50) for size, values in seen.items()}, rivals.figure()
 
 
-def schedule(trace: Trace, load: float, service_ns: dict[int, int]) -> list[Sent]:
-    """Return the trace's jobs at that load, by what jobs really take here; pure.
+def _service_ns(bare: dict[int, BareProcess]) -> dict[int, int]:
+    """Return what a run of each size takes at this moment."""
+    return {
+        size: round(percentile([run for _, run in process.run([0] * CALIBRATION_RUNS[size])], 50))
+        for size, process in bare.items()
+    }
+
+
+def schedule(trace: Trace, load: float, service_ns: dict[int, int], window_s: float = WINDOW_S) -> list[Sent]:
+    """Return the trace's jobs at that load in a window, by what jobs really take here; pure.
 
     Time is stretched so that at load 1 they bring as much work as there is time.
     """
     work_ns = sum(service_ns[size] for size in trace.size_us)
     stretch = work_ns / (trace.span_us * load)
     jobs = []
-    for job in trace.until(WINDOW_S * NS_PER_S / stretch):
+    for job in trace.until(window_s * NS_PER_S / stretch):
         at_ns = round(job.at_us * stretch)
         service = service_ns[job.size_us]
         jobs.append(Sent(at_ns, at_ns + service + job.slack_us * NS_PER_US, service, job.size_us, job.firm))
@@ -129,7 +143,6 @@ def _figures(tallies: dict[tuple[Sizes, float], Tally]) -> list[Figure]:
                runs=total.promised, note=f"firm, admitted and then not answered in time: {_counts(total.broken_as)}"),
         Figure("overload.vs_fifo_ratio", total.ours_ns / max(1, total.fifo_ns), "x", None, "higher",
                "first come first served", note="service time in time, over all traces and loads"),
-        Figure("overload.vs_peer_ratio", None, "x", None, "higher", "MLServer", note="not measured yet"),
     ]  # fmt: skip
 
 

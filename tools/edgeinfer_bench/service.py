@@ -66,7 +66,7 @@ class Service:
         """Install, start, and wait until the models are ready; end the daemon afterwards."""
         self.install()
         with self.started():
-            self._wait_until_ready()
+            self.wait_until_ready()
             yield self
 
     def install(self) -> None:
@@ -111,7 +111,12 @@ class Service:
         if self._process.poll() is not None:
             raise LinkError(f"the daemon ended with status {self._process.returncode}:\n{self._log()}")
 
-    def _wait_until_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+        """Return once every model that it preloads is there.
+
+        Raises:
+            LinkError: it ended, or is not ready by then.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self.check_running()
