@@ -181,4 +181,4 @@ def test_what_would_wait_for_somebody_is_told_and_not_waited_for(tmp_path: Path,
         with pytest.raises(SourceError, match="is not a regular file"):
             await source.next_frame()
 
-    _run(WavSource(tmp_path if kind == "fifo in a folder" else path), act)
+    _run(WavSource(tmp_path if kind == "fifo in a folder" else path, chunk_samples=512), act)
