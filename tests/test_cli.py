@@ -293,6 +293,10 @@ def test_the_configuration_says_where_the_bundles_are(
     monkeypatch.setattr("edgeinfer.cli.bundles.DEFAULT_NEARBY_STATE_DIR", tmp_path / "usual")
     assert f"no bundles in {tmp_path / 'usual'}" in run("bundle", "list", capsys=capsys)[1]
     assert run("bundle", "list", "--config", tmp_path / "none.toml", capsys=capsys)[0] == 78
+    config.unlink()
+    assert f"no bundles in {tmp_path / 'usual'}" in run("bundle", "list", capsys=capsys)[1]
+    config.symlink_to(config)  # it is there, and cannot be read
+    assert run("bundle", "list", capsys=capsys)[0] == 78
 
 
 def test_looking_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,8 +162,13 @@ def _state_dir(args: argparse.Namespace) -> Path:
     """
     if args.state_dir is not None:
         return Path(args.state_dir)
-    if args.config is None and not DEFAULT_CONFIG.exists():
-        return DEFAULT_STATE_DIR
+    if args.config is None:
+        try:
+            DEFAULT_CONFIG.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return DEFAULT_STATE_DIR
+        except OSError:
+            pass  # one that we may not see: reading it says so
     file = args.config or DEFAULT_CONFIG
     from edgeinfer.toml_file import load_toml
 

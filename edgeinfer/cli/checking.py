@@ -109,10 +109,12 @@ def _board_file(config: DeviceConfig) -> Iterator[Problem]:
 
     if not _is_path(config.board):
         return
-    if Path(config.board).exists():
-        load_board(Path(config.board))
+    try:
+        Path(config.board).stat()
+    except OSError as error:
+        yield Problem("board", f"{config.board} cannot be read here: {error.strerror}")
     else:
-        yield Problem("board", f"there is no {config.board} here")
+        load_board(Path(config.board))
 
 
 def _cpus(scheduler: SchedulerSection) -> Iterator[Problem]:
