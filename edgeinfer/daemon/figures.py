@@ -37,4 +37,5 @@ def gateway_figures(gateway: GatewaySnapshot) -> GatewayFigures:
         submitted=gateway.submitted,
         abandoned=gateway.abandoned,
         refused=dict(gateway.refused),
+        faults=gateway.faults,
     )

@@ -191,6 +191,8 @@ class GatewayReport(msgspec.Struct, frozen=True):
     """Requests whose caller went away."""
     refused: dict[str, int] = {}
     """Requests that were refused at the door, by reason: they are in no other count."""
+    faults: int = 0
+    """Connections that ended by a fault of ours. Any is a bug."""
 
 
 class ThermalReport(msgspec.Struct, frozen=True):

@@ -139,6 +139,7 @@ def build_report(snapshot: Snapshot, identity: Identity, stamp: Stamp, recent: R
             submitted=snapshot.gateway.submitted,
             abandoned=snapshot.gateway.abandoned,
             refused=dict(snapshot.gateway.refused),
+            faults=snapshot.gateway.faults,
         ),
     )
 
@@ -226,6 +227,8 @@ def _loop_line(loop: Mapping[str, Any], frames: Mapping[str, Any]) -> tuple[str,
 
 def _gateway_line(gateway: Mapping[str, Any]) -> str:
     told = f"{gateway['connections']} connected, {gateway['submitted']} requests, {gateway['abandoned']} abandoned"
+    if gateway["faults"]:
+        told += f", {gateway['faults']} faults"
     refused = ", ".join(f"{reason} {count}" for reason, count in gateway["refused"].items())
     return f"{told}, refused at the door: {refused}" if refused else told
 

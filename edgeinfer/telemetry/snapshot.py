@@ -149,6 +149,7 @@ class GatewayFigures:
     submitted: int = 0
     abandoned: int = 0
     refused: Mapping[str, int] = field(default_factory=dict)
+    faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)

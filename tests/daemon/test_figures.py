@@ -30,5 +30,5 @@ def test_every_count_of_a_loop_is_reported() -> None:
 
 
 def test_every_count_of_the_gateway_is_reported() -> None:
-    snapshot = GatewaySnapshot(connections=1, submitted=2, refused={"bad_request": 3}, abandoned=4)
+    snapshot = GatewaySnapshot(connections=1, submitted=2, refused={"bad_request": 3}, abandoned=4, faults=5)
     assert dataclasses.asdict(gateway_figures(snapshot)) == dataclasses.asdict(snapshot)

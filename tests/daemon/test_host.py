@@ -14,6 +14,7 @@ from edgeinfer.clock import MonotonicClock
 from edgeinfer.config import ModelSection, SchedulerSection
 from edgeinfer.daemon.host import ModelHost
 from edgeinfer.errors import ConfigError
+from edgeinfer.execution.ledger import OURSELVES
 from edgeinfer.store.store import BundleStore
 from tests.execution.local_rig import MIB, write_bundle
 from tests.system.programs import running_pids
@@ -69,7 +70,7 @@ async def test_the_most_important_is_loaded_first_and_what_does_not_fit_is_told(
     children: list[int] = []
     async with made.running():
         await made.start()
-        own = made.ledger.snapshot().by_owner["edgeinfer"]
+        own = made.ledger.snapshot().by_owner[OURSELVES]
         assert own > 20 * MIB, "what we take ourselves is ours to count"
         made.ledger.set_ceiling(own + 50 * MIB)
         await made.preload()

@@ -150,11 +150,11 @@ def test_what_a_loop_did_with_its_frames_is_reported_so_that_none_is_lost_silent
 
 
 def test_what_was_turned_away_at_the_local_socket_is_reported(world: World) -> None:
-    world.gateway = GatewayFigures(connections=2, submitted=30, abandoned=1, refused={"body_too_large": 4})
+    world.gateway = GatewayFigures(connections=2, submitted=30, abandoned=1, refused={"body_too_large": 4}, faults=5)
     assert read(report_of(world.snapshot()))["gateway"] == {
-        "connections": 2, "submitted": 30, "abandoned": 1, "refused": {"body_too_large": 4},
+        "connections": 2, "submitted": 30, "abandoned": 1, "refused": {"body_too_large": 4}, "faults": 5,
     }  # fmt: skip
-    assert "2 connected, 30 requests, 1 abandoned, refused at the door: body_too_large 4" in page_of(world)
+    assert "2 connected, 30 requests, 1 abandoned, 5 faults, refused at the door: body_too_large 4" in page_of(world)
 
 
 def page_of(world: World) -> str:
