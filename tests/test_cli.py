@@ -154,7 +154,7 @@ def test_inputs_that_are_none(
 ENDINGS: list[tuple[Ending, int, dict[str, str]]] = [
     (Refusal(Reason.MEMORY, "3 MiB"), 75, {"outcome": "rejected", "reason": "memory", "detail": "3 MiB"}),
     (Refusal(Reason.INPUT_INVALID, "x"), 65, {"outcome": "rejected", "reason": "input_invalid", "detail": "x"}),
-    (Refusal(Reason.MODEL_UNAVAILABLE, "x"), 69, {"outcome": "rejected", "reason": "model_unavailable", "detail": "x"}),
+    (Refusal(Reason.MODEL_UNAVAILABLE, "x"), 75, {"outcome": "rejected", "reason": "model_unavailable", "detail": "x"}),
     (Expired("it waited"), 75, {"outcome": "expired", "reason": "queued", "detail": "it waited"}),
     (Failure("crashed", "SIGSEGV"), 70, {"outcome": "failed", "reason": "crashed", "detail": "SIGSEGV"}),
 ]
@@ -176,6 +176,7 @@ def test_a_request_without_an_answer_is_told_to_people_and_programs(
 
 def test_a_model_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_in_thread(ScriptedSubmit()) as (_, path):
+        assert run("bench", "nope", "--socket", path, capsys=capsys)[0] == 69
         status, out, _ = run("infer", "nope", "text", "--json", "--socket", path, capsys=capsys)
     assert (status, json.loads(out)["reason"]) == (69, "model_unavailable")
 

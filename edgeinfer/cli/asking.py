@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeinfer.cli.arguments import Commands, add_socket_argument
+from edgeinfer.errors import EdgeInferError
+from edgeinfer.request import Reason
 
 if TYPE_CHECKING:
-    from edgeinfer.client import DeadlineExpired, Inference, Rejected
+    from edgeinfer.client import Client, DeadlineExpired, Inference, Rejected
     from edgeinfer.errors import SessionError
 
 
@@ -65,11 +68,20 @@ def _infer(args: argparse.Namespace) -> int:
             if args.json:
                 print(json.dumps(_ending(ending), indent=2))
             print(f"edgeinfer: {args.model}: {ending}", file=sys.stderr)
-            return ending.exit_code
+            return _status_of(ending, args.model, client)
         except OSError as error:
             return _unreadable(file, error)
     print(json.dumps(answer.to_dict(), indent=2) if args.json else _describe(answer))
     return 0
+
+
+def _status_of(ending: Rejected | DeadlineExpired | SessionError, model: str, client: Client) -> int:
+    """Return the exit status: a model that is only not in memory may be tried again, one that there is not can't."""
+    if getattr(ending, "reason", "") == Reason.MODEL_UNAVAILABLE:
+        with contextlib.suppress(EdgeInferError):
+            if any(known["name"] == model for known in client.models()):
+                return 75
+    return ending.exit_code
 
 
 def _unreadable(file: Path | None, error: OSError) -> int:
