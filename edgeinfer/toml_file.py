@@ -33,7 +33,10 @@ MilliCelsius = NewType("MilliCelsius", int)
 
 _SIZE_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 _TIME_UNITS = {"us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]+)\s*")
+_MAX_INTEGER = (1 << 63) - 1
+"""TOML promises no more; longer ones cost time and fill messages."""
+MAX_FILE_BYTES = 1 << 20
 
 
 def parse_bytes(value: Any) -> Bytes:
@@ -42,7 +45,7 @@ def parse_bytes(value: Any) -> Bytes:
     Raises:
         ValueError: not a size; the text says what one looks like.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INTEGER:
         return Bytes(value)
     return Bytes(_quantity(value, _SIZE_UNITS, 'a size such as "512 MiB"'))
 
@@ -63,45 +66,55 @@ def parse_milli_celsius(value: Any) -> MilliCelsius:
         ValueError: not a number, or no temperature a board can have.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not -55 <= value <= 150:
-        raise ValueError(f"{value!r} is not a temperature in degrees Celsius between -55 and 150")
+        raise ValueError(f"{_short(value)} is not a temperature in degrees Celsius between -55 and 150")
     return MilliCelsius(round(value * 1000))
 
 
 def _quantity(value: Any, units: dict[str, int], expected: str) -> int:
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2] not in units:
-        raise ValueError(f"{value!r} is not {expected} (units: {', '.join(units)})")
+        raise ValueError(f"{_short(value)} is not {expected} (units: {', '.join(units)})")
     return round(float(match[1]) * units[match[2]])
+
+
+def _short(value: Any) -> str:
+    """Return a value as it came, or its beginning."""
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:  # str() of a very long one is refused
+        return "a whole number of more than 64 bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _strict_int(value: Any, _: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a whole number")  # noqa: TRY004
+        raise ValueError(f"{_short(value)} is not a whole number")  # noqa: TRY004
+    if abs(value) > _MAX_INTEGER:
+        raise ValueError("is a whole number of more than 64 bits")
     return value
 
 
 def _strict_float(value: Any, _: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):  # noqa: PLR0124
-        raise ValueError(f"{value!r} is not a number")
+        raise ValueError(f"{_short(value)} is not a number")
     return float(value)
 
 
 def _strict_str(value: Any, _: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a string")  # noqa: TRY004
+        raise ValueError(f"{_short(value)} is not a string")  # noqa: TRY004
     return value
 
 
 def _strict_bool(value: Any, _: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004
+        raise ValueError(f"{_short(value)} is neither true nor false")  # noqa: TRY004
     return value
 
 
 def _path(value: Any, _: Any) -> Path:
     text = _strict_str(value, None)
     if not text or "\0" in text:
-        raise ValueError(f"{value!r} is not a path")
+        raise ValueError(f"{_short(value)} is not a path")
     return Path(text)
 
 
@@ -163,13 +176,19 @@ def load_toml(path: Path) -> dict[str, Any]:
     """Return the file's table.
 
     Raises:
-        ConfigError: missing, unreadable or no TOML.
+        ConfigError: missing, unreadable, longer than `MAX_FILE_BYTES` or no TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise ConfigError(str(path), (Problem("", f"has more than {MAX_FILE_BYTES} bytes"),))
+        return tomllib.loads(raw.decode("utf-8").replace("\r\n", "\n"))
     except OSError as error:
         raise ConfigError(str(path), (Problem("", f"cannot be read: {error.strerror}"),)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(str(path), (Problem("", "is not TOML: it is nested too deeply"),)) from error
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are such; an endless integer raises a bare one
         raise ConfigError(str(path), (Problem("", f"is not TOML: {error}"),)) from error
 
 

@@ -40,10 +40,12 @@ from edgeinfer.config import (
     load_device_config,
     load_nearby_config,
 )
+from edgeinfer.config.bounds import BOUNDS
 from edgeinfer.config.check import MODEL_NAME
 from edgeinfer.errors import ConfigError, Problem
+from edgeinfer.pipeline.frame import MAX_FRAME_BYTES
 from edgeinfer.request import DataScope
-from edgeinfer.toml_file import make_converter
+from edgeinfer.toml_file import Bytes, Nanoseconds, make_converter
 
 DOCUMENT = Path(__file__).parent.parent / "docs/configuration.md"
 
@@ -214,7 +216,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "half of a key pair": ("[mqtt.site]\nhost = 'x'\ntls_cert = 'c'", "mqtt.site.tls_cert", "belong together"),
     "a wildcard in a topic": ("[device]\nid = 'a/+'", "device.id", "becomes part of MQTT topics"),
     "a prefix that is none": ("[mqtt]\nprefix = 'a//b'", "mqtt.prefix", "becomes part of MQTT topics"),
-    "no queue": ("[scheduler]\nqueue_limit = 0", "scheduler.queue_limit", "not at least 1"),
+    "no queue": ("[scheduler]\nqueue_limit = 0", "scheduler.queue_limit", "0 is not between 1 and"),
     "no CPUs": ("[scheduler]\ncpus = []", "scheduler.cpus", "at least one"),
     "a model twice": ("[[model]]\nname = 'm'\n[[model]]\nname = 'm'", "model[1].name", "'m' is the name of model[0] already"),
     "too many workers": ("[[model]]\nname = 'm'\nworkers = 17", "model[0].workers", "between 1 and 16"),
@@ -229,19 +231,19 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a fixed size that is none": (
         LOOP + "source = { kind = 'command', argv = ['x'], framing = 'fixed' }", "loop[0].source.frame_bytes", "is required with",
     ),
-    "no samples": (LOOP + "source = { kind = 'wav', path = '/', chunk_samples = 0 }", "loop[0].source.chunk_samples", "not at least 1"),
-    "no samples of a microphone": (LOOP + "source = { kind = 'microphone', chunk_samples = 0 }", "loop[0].source.chunk_samples", "not at least 1"),
-    "a rate that is none": (LOOP + "source = { kind = 'wav', path = '/', chunk_samples = 1, sample_rate_hz = 0 }", "loop[0].source.sample_rate_hz", "not at least 1"),
+    "no samples": (LOOP + "source = { kind = 'wav', path = '/', chunk_samples = 0 }", "loop[0].source.chunk_samples", "0 is not between 1 and"),
+    "no samples of a microphone": (LOOP + "source = { kind = 'microphone', chunk_samples = 0 }", "loop[0].source.chunk_samples", "0 is not between 1 and"),
+    "a rate that is none": (LOOP + "source = { kind = 'wav', path = '/', chunk_samples = 1, sample_rate_hz = 0 }", "loop[0].source.sample_rate_hz", "0 is not between 1 and"),
     "half a size": (LOOP + "source = { kind = 'camera', width = 640 }", "loop[0].source.height", "belong together"),
     "a camera that is no path": (LOOP + "source = { kind = 'camera', device = 'video0' }", "loop[0].source.device", "not an absolute path"),
     "no stream": (LOOP + "source = { kind = 'rtsp', url = 'file:///etc/passwd' }", "loop[0].source.url", "is not an rtsp"),
     "a stream in quotes": (LOOP + 'source = { kind = "rtsp", url = "rtsp://h/\'x" }', "loop[0].source.url", "is not an rtsp"),
     "a password in sight": (LOOP + "source = { kind = 'rtsp', url = 'rtsp://joe:pa@h/1' }", "loop[0].source.url", "credentials_file"),
     "an unknown transport": (LOOP + "source = { kind = 'rtsp', url = 'rtsp://h/1', transport = 'x' }", "loop[0].source.transport", "not tcp or udp"),
-    "a rate below nothing": (LOOP + "source = { kind = 'rtsp', url = 'rtsp://h/1', fps = -1 }", "loop[0].source.fps", "negative"),
+    "a rate below nothing": (LOOP + "source = { kind = 'rtsp', url = 'rtsp://h/1', fps = -1 }", "loop[0].source.fps", "-1 is not between 0 and"),
     "an unknown scope": (LOOP + "source = { kind = 'directory', path = '/' }\nscope = 'world'", "loop[0].scope", "not device, site or any"),
     "an impossible qos": (
-        LOOP + "source = { kind = 'directory', path = '/' }\nsinks = [{ kind = 'mqtt', qos = 2 }]", "loop[0].sinks[0].qos", "2 is not 0 or 1",
+        LOOP + "source = { kind = 'directory', path = '/' }\nsinks = [{ kind = 'mqtt', qos = 2 }]", "loop[0].sinks[0].qos", "2 is not between 0 and 1",
     ),
     "a model that is not there": (
         LOOP.replace('model = "m"', 'model = "n"') + "source = { kind = 'directory', path = '/' }", "loop[0].model", "'n' is not a [[model]]",
@@ -259,7 +261,27 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a key that belongs above": ("[device]\nboard = 'x'", "device.board", "it belongs in the top level"),
     "another section's key": (LOOP + "threads = 2", "loop[0].threads", "it belongs in [model]"),
     "a name that no bundle has": ("[[model]]\nname = 'Person_Detect'", "model[0].name", "no bundle can have this name"),
+    "a flood": ("[telemetry]\nreport_period = '0 s'", "telemetry.report_period", "0 ms is not between 100 ms and 24 h"),
+    "a period of ages": (LOOP.replace('period = "1 s"', "period = '999999999999 h'") + "source = { kind = 'directory', path = '/' }", "loop[0].period", "is not between 1 ms and 168 h"),
+    "a duration of 200 digits": ("[scheduler]\nkill_grace = '" + "9" * 200 + " h'", "scheduler.kill_grace", "is not a duration such as"),
+    "a size of 400 digits": ("[memory]\nceiling = '" + "9" * 400 + " GiB'", "memory.ceiling", "is not a size such as"),
+    "a size of nothing": ("[memory]\nceiling = 0", "memory.ceiling", "0 B is not between 1 MiB and 1024 GiB"),
+    "a queue of the world": ("[scheduler]\nqueue_limit = 99999999999999999999", "scheduler.queue_limit", "more than 64 bits"),
+    "CPUs that no board has": ("[scheduler]\ncpus = [0, -1]", "scheduler.cpus[1]", "-1 is not between 0 and 4095"),
+    "frames of terabytes": (LOOP + "source = { kind = 'command', argv = ['x'], framing = 'fixed', frame_bytes = 99999999999999 }", "loop[0].source.frame_bytes", "is not between 0 and"),
+    "chunks of an age": (LOOP + "source = { kind = 'wav', path = '/', chunk_samples = 99999999999 }", "loop[0].source.chunk_samples", "is not between 1 and"),
+    "a file of nothing": (LOOP + "source = { kind = 'directory', path = '/' }\nsinks = [{ kind = 'jsonl', path = '/x', max_bytes = 0 }]", "loop[0].sinks[0].max_bytes", "0 B is not between 1 KiB and"),
+    "NUL in an argument": (LOOP + 'source = { kind = "command", argv = ["a\\u0000b"] }', "loop[0].source.argv[0]", "NUL"),
+    "a program without a name": (LOOP + "source = { kind = 'command', argv = [''] }", "loop[0].source.argv", "must name a program"),
+    "a host of nothing": ("[mqtt.site]\nhost = ''", "mqtt.site.host", "1 to 253 characters"),
+    "NUL in a host": ('[mqtt.site]\nhost = "a\\u0000b"', "mqtt.site.host", "without blanks"),
+    "a user name of 70 kB": ("[mqtt.site]\nhost = 'b'\nusername = '" + "u" * 70_000 + "'", "mqtt.site.username", "more than 1024"),
+    "a user name that MQTT cannot carry": ("[mqtt.site]\nhost = 'b'\nusername = '" + "u" * 2000 + "'", "mqtt.site.username", "more than 1024"),
+    "too many CPUs": (f"[scheduler]\ncpus = {list(range(1025))}", "scheduler.cpus", "has 1025 elements"),
     "no TOML": ("= =", "", "is not TOML"),
+    "nested without end": ("a = " + "[" * 5000 + "]" * 5000, "", "nested too deeply"),
+    "an integer without end": ("a = " + "9" * 5000, "", "is not TOML"),
+    "a file without end": ("# " + "x" * (1 << 20), "", "has more than 1048576 bytes"),
 }  # fmt: skip
 
 
@@ -269,6 +291,32 @@ def test_refuses(what: str, tmp_path: Path) -> None:
     problems = _problems(tmp_path, text)
     assert path in problems
     assert message in problems[path]
+
+
+def test_every_number_has_bounds_that_allow_its_default() -> None:
+    numbers = set()
+    for cls in set(_sections(DeviceConfig)) | set(_sections(NearbyConfig)):
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            kinds = {hints[field.name], *typing.get_args(hints[field.name])}
+            kinds |= {inner for kind in kinds for inner in typing.get_args(kind)}
+            if not kinds & {int, float, Bytes, Nanoseconds}:
+                continue
+            numbers.add((cls, field.name))
+            bound = BOUNDS[cls, field.name]
+            assert bound.least <= bound.most
+            if isinstance(field.default, int):
+                assert bound.least <= field.default <= bound.most, (cls, field.name)
+    assert numbers == set(BOUNDS)
+
+
+def test_a_nearby_service_does_not_flood_the_broker(tmp_path: Path) -> None:
+    text = "advert_period = '0 s'\nmax_per_device = 0\n[mqtt.site]\nhost = 'x'\n[[model]]\nname = 'm'\nthreads = 9999"
+    assert set(_problems(tmp_path, text, nearby=True)) == {"advert_period", "max_per_device", "model[0].threads"}
+
+
+def test_frames_are_bounded_as_loops_bound_them() -> None:
+    assert BOUNDS[CommandSource, "frame_bytes"].most == MAX_FRAME_BYTES
 
 
 def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:

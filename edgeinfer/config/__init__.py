@@ -5,7 +5,8 @@ Usually 20 lines: models, loops, brokers; everything else has a default that is 
 
 from __future__ import annotations
 
-from edgeinfer.config.check import MAX_OFFLOAD_BYTES, doubts
+from edgeinfer.config.bounds import MAX_OFFLOAD_BYTES
+from edgeinfer.config.check import doubts
 from edgeinfer.config.load import load_device_config, load_nearby_config
 from edgeinfer.config.sections import (
     BrokerSection,

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from edgeinfer.config.bounds import check_bounds
 from edgeinfer.config.sections import (
     CameraSource,
     CommandSource,
     DeviceConfig,
     DirectorySource,
     LoopSection,
-    MicrophoneSource,
     ModelSection,
     MqttSection,
     MqttSink,
@@ -24,38 +24,28 @@ from edgeinfer.config.sections import (
     RtspSource,
     SchedulerSection,
     SourceSection,
-    WavSource,
 )
-from edgeinfer.errors import Problem, mib
+from edgeinfer.errors import Problem
 
 T = TypeVar("T")
-
-MAX_OFFLOAD_BYTES = 15 << 20
-"""A link takes messages of at most 16 MiB; a header has to fit in, too."""
 
 MODEL_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 """What bundles may be called; the manifest's own rule, which a test holds this against."""
 
+_HOST = re.compile(r"[^\s\x00-\x20\x7f]{1,253}")
+_MAX_USERNAME_BYTES = 1024
 _TOPIC_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _STREAM_URL = re.compile(r"(rtsps?|https?|tcp|udp)://(?P<user>[^/?#]*@)?[!-~]+")
 
 
 def check_device(config: DeviceConfig) -> Iterable[Problem]:
     """Yield what is wrong with a device.toml."""
+    yield from check_bounds(config)
     yield from _check_word("device.id", config.device.id, optional=True)
     yield from _check_word("device.site", config.device.site)
     yield from _check_mqtt(config.mqtt)
     yield from _check_models(config.model)
     yield from _check_scheduler(config.scheduler)
-    if config.thermal.sample_period < 10_000_000:
-        yield Problem("thermal.sample_period", "must be at least 10 ms")
-    if config.telemetry.report_period < 100_000_000:
-        yield Problem("telemetry.report_period", "must be at least 100 ms")
-    if config.offload.max_in_flight < 1:
-        yield Problem("offload.max_in_flight", f"{config.offload.max_in_flight} is not at least 1")
-    if not 1 <= config.offload.max_request <= MAX_OFFLOAD_BYTES:
-        text = f"{mib(config.offload.max_request)} is not between 1 byte and the {mib(MAX_OFFLOAD_BYTES)} a link takes"
-        yield Problem("offload.max_request", text)
     yield from _duplicates("loop", config.loop)
     for path, loop in _each("loop", config.loop):
         yield from _check_loop(path, loop, config.model)
@@ -78,20 +68,14 @@ def _check_loop(path: str, loop: LoopSection, models: Sequence[ModelSection | No
     known = sorted(model.name for model in models if model is not None)
     if loop.model not in known and None not in models:
         yield Problem(f"{path}.model", f"{loop.model!r} is not a [[model]] (there are {known or 'none'})")
-    if loop.period < 1_000_000:
-        yield Problem(f"{path}.period", "must be at least 1 ms")
-    if loop.deadline < 1_000_000:
-        yield Problem(f"{path}.deadline", "must be at least 1 ms")
     if loop.scope not in {"device", "site", "any"}:
         yield Problem(f"{path}.scope", f"{loop.scope!r} is not device, site or any")
     yield from _check_source(f"{path}.source", loop.source)
-    for number, sink in _each(f"{path}.sinks", loop.sinks):
-        if isinstance(sink, MqttSink) and sink.qos not in {0, 1}:
-            yield Problem(f"{number}.qos", f"{sink.qos} is not 0 or 1")
 
 
 def check_nearby(config: NearbyConfig) -> Iterable[Problem]:
     """Yield what is wrong with a nearby.toml."""
+    yield from check_bounds(config)
     yield from _check_word("name", config.name, optional=True)
     yield from _check_word("site", config.site)
     yield from _check_mqtt(config.mqtt)
@@ -103,8 +87,6 @@ def check_nearby(config: NearbyConfig) -> Iterable[Problem]:
         yield Problem("model", "at least one [[model]] is needed")
     if config.location not in {"site", "any"}:
         yield Problem("location", f"{config.location!r} is not site or any")
-    if config.max_per_device < 1:
-        yield Problem("max_per_device", f"{config.max_per_device} is not at least 1")
 
 
 def _check_mqtt(mqtt: MqttSection) -> Iterable[Problem]:
@@ -113,10 +95,11 @@ def _check_mqtt(mqtt: MqttSection) -> Iterable[Problem]:
     for name, broker in (("site", mqtt.site), ("fleet", mqtt.fleet)):
         if broker is None:
             continue
-        if not 1 <= broker.port <= 65535:
-            yield Problem(f"mqtt.{name}.port", f"{broker.port} is not between 1 and 65535")
-        if not 1 <= broker.keepalive_s <= 3600:
-            yield Problem(f"mqtt.{name}.keepalive_s", f"{broker.keepalive_s} is not between 1 and 3600")
+        if not _HOST.fullmatch(broker.host):
+            text = "is not 1 to 253 characters without blanks: the broker's name or address"
+            yield Problem(f"mqtt.{name}.host", text)
+        if len(broker.username.encode()) > _MAX_USERNAME_BYTES:
+            yield Problem(f"mqtt.{name}.username", f"has more than {_MAX_USERNAME_BYTES} bytes")
         if (broker.tls_cert is None) != (broker.tls_key is None):
             yield Problem(f"mqtt.{name}.tls_cert", "tls_cert and tls_key belong together")
 
@@ -127,15 +110,9 @@ def _check_models(models: Sequence[ModelSection | None]) -> Iterable[Problem]:
         if not MODEL_NAME.fullmatch(model.name):
             text = "no bundle can have this name: 1 to 64 lower-case letters, digits, . _ - (edgeinfer bundle list)"
             yield Problem(f"{path}.name", f"{model.name!r}: {text}")
-        if model.threads < 1:
-            yield Problem(f"{path}.threads", f"{model.threads} is not at least 1")
-        if not 1 <= model.workers <= 16:
-            yield Problem(f"{path}.workers", f"{model.workers} is not between 1 and 16")
 
 
 def _check_scheduler(scheduler: SchedulerSection) -> Iterable[Problem]:
-    if scheduler.queue_limit < 1:
-        yield Problem("scheduler.queue_limit", f"{scheduler.queue_limit} is not at least 1")
     if scheduler.cpus is not None and not scheduler.cpus:
         yield Problem("scheduler.cpus", "must name at least one CPU")
 
@@ -144,29 +121,21 @@ def _check_source(path: str, source: SourceSection) -> Iterable[Problem]:
     if isinstance(source, DirectorySource) and source.mode not in {"replay", "once", "watch"}:
         yield Problem(f"{path}.mode", f"{source.mode!r} is not replay, once or watch")
     if isinstance(source, CommandSource):
-        if not source.argv:
+        if not source.argv or not source.argv[0]:
             yield Problem(f"{path}.argv", "must name a program")
         if source.framing not in {"length", "fixed", "jpeg", "lines"}:
             yield Problem(f"{path}.framing", f"{source.framing!r} is not length, fixed, jpeg or lines")
         if source.framing == "fixed" and source.frame_bytes < 1:
             yield Problem(f"{path}.frame_bytes", 'is required with framing = "fixed"')
-    if isinstance(source, WavSource | MicrophoneSource):
-        if source.chunk_samples < 1:
-            yield Problem(f"{path}.chunk_samples", f"{source.chunk_samples} is not at least 1")
-        if source.sample_rate_hz < 1:
-            yield Problem(f"{path}.sample_rate_hz", f"{source.sample_rate_hz} is not at least 1")
     if isinstance(source, CameraSource | RtspSource):
         yield from _check_camera(path, source)
 
 
 def _check_camera(path: str, source: CameraSource | RtspSource) -> Iterable[Problem]:
-    for name, value in (("width", source.width), ("fps", source.fps)):
-        if value < 0:
-            yield Problem(f"{path}.{name}", f"{value} is negative; 0 leaves it as it is")
     if isinstance(source, CameraSource):
         if not source.device.is_absolute():
             yield Problem(f"{path}.device", f"{source.device} is not an absolute path such as /dev/video0")
-        if min(source.width, source.height) < 0 or (source.width > 0) != (source.height > 0):
+        if (source.width > 0) != (source.height > 0):
             yield Problem(f"{path}.height", "width and height belong together, both positive")
         return
     if source.transport not in {"tcp", "udp"}:
