@@ -1,8 +1,8 @@
 """Tell the board's temperature from the kernel's thermal zones.
 
 Owns which zones are believed, and one probe (a thread) for each of them. Zones are chosen by type, because their index
-changes between boots; `cpu-thermal` and `cpu_thermal` are one name. The temperature is that of the hottest zone of the
-most preferred type that can be believed. What to do about it, and about having none, is the governor's.
+changes between boots; `cpu-thermal` and `cpu_thermal` are one name. The temperature is that of the hottest of them that
+can be believed, whichever its type: they share the board's trips. What to do about it, and about having none, is the governor's.
 """
 
 from __future__ import annotations
@@ -101,8 +101,13 @@ class _Zone:
     belief: Belief = field(default_factory=Belief)
     still: Stillness | None = None
     raw_mc: int | None = None
+    sampled_ns: int | None = None
     trips: tuple[KernelTrip, ...] = ()
     frozen: bool = False
+
+    def learn(self, sample: int | Fault, now_ns: int) -> None:
+        elapsed_ns = 0 if self.sampled_ns is None else now_ns - self.sampled_ns
+        self.belief, self.sampled_ns = observe(self.belief, sample, elapsed_ns), now_ns
 
     def reading(self) -> ZoneReading:
         state, temp_mc, detail = self.belief.state, self.belief.temp_mc, self.belief.detail
@@ -166,15 +171,10 @@ class ThermalReader:
         return sorted(self._zones.values(), key=lambda zone: (zone.rank, zone.name))
 
     def _choose(self, zones: Sequence[ZoneReading]) -> ThermalReading:
-        for kind in self._wanted:
-            usable = [
-                item
-                for item in zones
-                if _spelling(item.type) == kind and not item.state.fault and item.temp_mc is not None
-            ]
-            if usable:
-                best = max(usable, key=lambda item: item.temp_mc or 0)
-                return ThermalReading(best.temp_mc, best.type, best.state, best.detail, tuple(zones), self._unused)
+        usable = [(item.temp_mc, item) for item in zones if not item.state.fault and item.temp_mc is not None]
+        if usable:
+            temp_mc, worst = max(usable, key=lambda pair: pair[0])  # of two alike the more preferred
+            return ThermalReading(temp_mc, worst.type, worst.state, worst.detail, tuple(zones), self._unused)
         if not zones:
             there = ", ".join(self._unused) or "none at all"
             detail = f"no zone of type {', '.join(self._wanted)} in {self._folder} (there: {there})"
@@ -191,11 +191,11 @@ class ThermalReader:
                 return  # the last belief stands
             zone.raw_mc = None
             seconds = (now_ns - answer.since_ns) / NS_PER_S
-            zone.belief = observe(zone.belief, Fault(SensorState.BLOCKED, f"no answer for {seconds:.0f} s"))
+            zone.learn(Fault(SensorState.BLOCKED, f"no answer for {seconds:.0f} s"), now_ns)
             return
         sample = _judge(zone, answer)
         zone.raw_mc = sample if isinstance(sample, int) else None
-        zone.belief = observe(zone.belief, sample)
+        zone.learn(sample, now_ns)
         if isinstance(sample, int):
             zone.still = watch(zone.still, sample, busy_share, now_ns)
             zone.frozen = frozen(zone.still)

@@ -2,7 +2,8 @@
 
 Boards lie in known ways: one bogus sample between good ones, placeholders, a driver that errs once, a register that no
 longer changes. So a sample is acted upon only if it is plausible and either close to the last good one or confirmed by
-the next; a fault too counts only when it is seen twice in a row. Until then the last good value stands.
+the next, a colder one by the next three; a fault too counts only when it is seen twice in a row. Until then the last
+good value stands. To believe a hot board cool is what costs a board, so a fall that no board could make is a fault.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ _PATIENCE = 4
 _FAULTS = 2
 """So many faults in a row, and it counts as faulty: drivers err once now and then."""
 _REMEMBERED = 3
-"""Without a confirmed temperature, a sample is confirmed by any of so many before it."""
+"""Without a confirmed temperature, a sample is confirmed by any of so many before it; a fall, by all of them."""
+
+FALL_MC = 30_000
+"""What a die may lose at once, when its load ends: its lead over the board. 15 W, the most of the boards in
+`device-configs/`, at an assumed 2 C/W from junction to board: an engineering bound, not a measurement."""
+COOLING_MC_PER_S = 3_000
+"""What it may lose each second beyond that, with the board. The quickest in `device-configs/` (time constant 12 s)
+falls from 97 C by 35 C in its first 8 s, 11 C more than 8 s of this; a Raspberry Pi (150 s) by half a degree a second."""
+STOOD_NS = 600 * NS_PER_S
+"""A value that was reached by an impossible fall is believed after standing so long: four time constants of a Pi. By
+then a sensor that is stuck is known to be `frozen`."""
 
 _STILL_SWING_NS = 120 * NS_PER_S
 _STILL_SWING_SHARE = 0.4
@@ -44,6 +55,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Fall:
+    """Where an impossible fall has led, and for how long it has stood there."""
+
+    to_mc: int
+    stood_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Belief:
     """What is believed of a zone after the samples so far."""
 
@@ -57,6 +76,10 @@ class Belief:
     """Samples in a row that were not believed."""
     faults: int = 0
     """Of these, faults in a row."""
+    floor_mc: int | None = None
+    """The coldest that it can be by now, after how hot it was; outlives faults."""
+    fall: Fall | None = None
+    """While its samples are below that."""
 
 
 def parse_temp(text: str) -> int | Fault:
@@ -70,8 +93,37 @@ def parse_temp(text: str) -> int | Fault:
     return value
 
 
-def observe(belief: Belief, sample: int | Fault) -> Belief:
-    """Return what to believe after `sample` (millidegrees, or a fault)."""
+def observe(belief: Belief, sample: int | Fault, elapsed_ns: int = NS_PER_S) -> Belief:
+    """Return what to believe after `sample` (millidegrees, or a fault), `elapsed_ns` after the one before."""
+    floor_mc, fall = belief.floor_mc, belief.fall
+    if floor_mc is not None:
+        floor_mc -= COOLING_MC_PER_S * elapsed_ns // NS_PER_S
+    if isinstance(sample, int):  # of what came before an impossible one, nothing is confirmed
+        fall = _fallen(fall, floor_mc, sample, elapsed_ns)
+        if fall is not None and fall.stood_ns >= STOOD_NS and sample != 0:
+            return Belief(SensorState.OK, sample, "", floor_mc=sample - FALL_MC)
+        if fall is not None:
+            seconds = STOOD_NS // NS_PER_S
+            detail = f"{sample} is a fall that no board could make; believed once it has stood for {seconds} s"
+            sample, belief = Fault(SensorState.ABSURD, detail), replace(belief, doubted_mc=())
+        elif sample == 0 and (belief.temp_mc is None or belief.temp_mc > JUMP_MC):
+            sample = Fault(SensorState.ABSURD, "exactly 0, which is what a zone without a sensor says")
+    after = _weigh(belief, sample)
+    if after.temp_mc is not None:
+        lowest_mc = after.temp_mc - FALL_MC
+        floor_mc = lowest_mc if floor_mc is None else max(lowest_mc, floor_mc)
+    return replace(after, floor_mc=floor_mc, fall=fall)
+
+
+def _fallen(fall: Fall | None, floor_mc: int | None, sample: int, elapsed_ns: int) -> Fall | None:
+    """Return the fall that `sample` is part of; None when it is one that a board could make."""
+    if fall is not None and abs(sample - fall.to_mc) <= JUMP_MC:
+        return Fall(fall.to_mc, fall.stood_ns + elapsed_ns)
+    return None if floor_mc is None or sample >= floor_mc else Fall(sample, 0)
+
+
+def _weigh(belief: Belief, sample: int | Fault) -> Belief:
+    """Return what to believe after a sample that is possible, or a fault."""
     doubts = belief.doubts + 1
     if isinstance(sample, Fault):
         faults = belief.faults + 1
@@ -87,10 +139,11 @@ def observe(belief: Belief, sample: int | Fault) -> Belief:
         return Belief(state, None, f"{sample} is not confirmed yet", doubted, doubts)
     if abs(sample - good) <= JUMP_MC:
         return Belief(SensorState.OK, sample, "")
-    if belief.doubted_mc and (sample > good) == (belief.doubted_mc[-1] > good):
-        # Both say that it is at least so much hotter (or colder); believe the one that claims less.
-        claims = (sample, belief.doubted_mc[-1])
-        return Belief(SensorState.OK, min(claims) if sample > good else max(claims), "")
+    # All say that it is at least so much hotter (or colder); believe the one that claims least.
+    if sample > good and belief.doubted_mc and belief.doubted_mc[-1] > good:
+        return Belief(SensorState.OK, min(sample, belief.doubted_mc[-1]), "")
+    if sample < good and len(belief.doubted_mc) == _REMEMBERED and max(belief.doubted_mc) < good:
+        return Belief(SensorState.OK, max(sample, *belief.doubted_mc), "")
     state = _in_doubt(doubts)
     detail = f"{sample} after {good}, not confirmed yet"
     return Belief(state, None if state.fault else good, detail, doubted, doubts)

@@ -46,17 +46,20 @@ def test_zone_is_found_by_type_whatever_its_index(tree: FakeTree, clock: FakeClo
     assert read(make(tree, clock, "x86_pkg_temp", "TCPU"), clock).temp_mc == 61000
 
 
-def test_more_preferred_type_wins_and_among_equals_the_hottest(tree: FakeTree, clock: FakeClock) -> None:
+def test_the_hottest_of_all_listed_zones_counts_whichever_is_preferred(tree: FakeTree, clock: FakeClock) -> None:
     tree.zone(0, "soc-thermal", 90000)
     tree.zone(1, "cpu-thermal", 50000)
     tree.zone(2, "cpu-thermal", 57000)
-    assert read(make(tree, clock, "cpu-thermal", "soc-thermal"), clock).temp_mc == 57000
-    assert read(make(tree, clock, "soc-thermal", "cpu-thermal"), clock).temp_mc == 90000
+    tree.zone(3, "gpu-thermal", 99000)
+    for wanted in (("cpu-thermal", "soc-thermal"), ("soc-thermal", "cpu-thermal")):
+        reading = read(make(tree, clock, *wanted), clock)
+        assert (reading.temp_mc, reading.zone) == (90000, "soc-thermal")
+    assert read(make(tree, clock, "cpu-thermal"), clock).temp_mc == 57000
 
 
 def test_next_type_takes_over_when_the_first_fails(tree: FakeTree, clock: FakeClock) -> None:
     first = tree.zone(0, "cpu-thermal", 50000)
-    tree.zone(1, "soc-thermal", 55000)
+    tree.zone(1, "soc-thermal", 45000)
     reader = make(tree, clock, "cpu-thermal", "soc-thermal")
     assert read(reader, clock).zone == "cpu-thermal"
     (first / "temp").write_text("-273150\n")
