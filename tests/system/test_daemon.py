@@ -279,7 +279,7 @@ def test_what_cannot_be_loaded_is_told_and_the_rest_is_served(folder: Path, stor
         assert {name: models[name]["state"] for name in ("ghost", "huge", "echo")} == {
             "ghost": "missing", "huge": "refused", "echo": "refused",
         }  # fmt: skip
-        told = edgeinfer("infer", "huge", "x", "--socket", daemon.socket)
+        told = edgeinfer("infer", "huge", "--inputs", "[0.5]", "--socket", daemon.socket)
         assert told.returncode == 75
         assert "Traceback" not in told.stderr
         assert "Traceback" not in log
