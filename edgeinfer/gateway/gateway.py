@@ -24,7 +24,7 @@ import os
 import socket
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,16 @@ from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.clock import Clock
 from edgeinfer.errors import LinkError
 from edgeinfer.gateway.catalog import ModelInfo, describe_models, find_model, index, metadata
-from edgeinfer.gateway.http import BadRequest, BodyBytes, Bounds, Connection, Head, refuse_connection
+from edgeinfer.gateway.http import (
+    READER_BYTES,
+    BadRequest,
+    Bounds,
+    Connection,
+    Head,
+    Room,
+    read_away,
+    refuse_connection,
+)
 from edgeinfer.gateway.intake import Intake, take_request
 from edgeinfer.gateway.reply import Reply, error_reply, json_reply, outcome_reply, refusal_reply
 from edgeinfer.request import Outcome, Reason, Refusal, Submit, Ticket
@@ -90,8 +99,10 @@ class Gateway:
         self._status = status
         self._clock = clock
         self._bounds = bounds or Bounds()
-        self._bodies = BodyBytes(self._bounds.body_bytes_in_flight)
-        self._open = 0
+        self._bodies = Room(self._bounds.body_bytes_in_flight)
+        self._copies = Room(self._bounds.copied_bytes)
+        self._connections: set[Connection] = set()
+        self._leaving = 0
         self._owed = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -102,9 +113,16 @@ class Gateway:
         self._faults = 0
         self._logged: set[tuple[str, int]] = set()
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Most bytes that its buffers have at once: what the daemon reserves for it."""
+        return self._bounds.buffer_bytes
+
     def snapshot(self) -> GatewaySnapshot:
         """Return the counts so far."""
-        return GatewaySnapshot(self._open, self._submitted, dict(self._refused), self._abandoned, self._faults)
+        return GatewaySnapshot(
+            len(self._connections), self._submitted, dict(self._refused), self._abandoned, self._faults
+        )
 
     async def settled(self) -> None:
         """Return once every request that was submitted has its reply on the wire: what a clean end waits for."""
@@ -121,13 +139,14 @@ class Gateway:
             async with asyncio.TaskGroup() as group:
 
                 def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                    if self._open >= self._bounds.connections:
-                        refuse_connection(writer, self._bounds.connections)
+                    if len(self._connections) >= self._bounds.connections and not self._dismiss_idle():
+                        group.create_task(self._turn_away(reader, writer), name=f"gateway[{next(self._numbers)}]")
                         return
-                    self._open += 1
-                    group.create_task(self._converse(reader, writer), name=f"gateway[{next(self._numbers)}]")
+                    connection = Connection(reader, writer, self._bounds, self._bodies, self._copies)
+                    self._connections.add(connection)
+                    group.create_task(self._converse(connection), name=f"gateway[{next(self._numbers)}]")
 
-                server = await asyncio.start_unix_server(accept, sock=listener, backlog=64)
+                server = await asyncio.start_unix_server(accept, sock=listener, backlog=64, limit=READER_BYTES)
                 try:
                     self.listening.set()
                     await asyncio.get_running_loop().create_future()
@@ -137,20 +156,57 @@ class Gateway:
         finally:
             self._path.unlink(missing_ok=True)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, until either side ends it. No fault of one leaves here."""
-        connection = Connection(reader, writer, self._bounds, self._bodies)
+    def _dismiss_idle(self) -> bool:
+        """Close the connection that has been without a request for longest; return whether there was one."""
+        before_s = asyncio.get_running_loop().time() - self._bounds.spare_s
+        waiting = [
+            (connection.waiting_since_s, number, connection)
+            for number, connection in enumerate(self._connections)
+            if connection.waiting_since_s is not None and connection.waiting_since_s <= before_s
+        ]
+        if not waiting:
+            return False
+        _, _, longest = min(waiting)
+        self._connections.discard(longest)
+        longest.dismiss()
+        return True
+
+    async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Tell a caller why it is not served."""
         try:
-            await self._serve(connection)
-        except ConnectionError:
-            pass  # the caller's business; what it had asked for is cancelled
-        except Exception as error:  # noqa: BLE001  # a bug that one request trips over must not end everybody's inference
-            self._fault(error)
-            with contextlib.suppress(ConnectionError):
-                await connection.apologize(f"edgeinfer failed ({type(error).__name__}); its log says where")
+            refuse_connection(writer, self._bounds.connections)
+            await self._see_off(read_away(reader, writer, self._bounds.linger_s))
         finally:
-            self._open -= 1
-            await connection.close()
+            writer.close()
+
+    async def _see_off(self, reading_away: Coroutine[Any, Any, None]) -> None:
+        """Give a caller that was told to go the chance to read so, unless too many are on their way out."""
+        self._leaving += 1
+        try:
+            if self._leaving <= self._bounds.connections:
+                await reading_away
+        finally:
+            self._leaving -= 1
+            reading_away.close()
+
+    async def _converse(self, connection: Connection) -> None:
+        """Serve one connection, until either side ends it. No fault of one leaves here."""
+        try:
+            try:
+                await self._serve(connection)
+            except ConnectionError:
+                pass  # the caller's business; what it had asked for is cancelled
+            except Exception as error:  # noqa: BLE001  # a bug that one trips over must not end everybody's inference
+                self._fault(error)
+                with contextlib.suppress(ConnectionError):
+                    await connection.apologize(f"edgeinfer failed ({type(error).__name__}); its log says where")
+            self._connections.discard(connection)
+            if connection.interrupted:
+                connection.finish()
+                await self._see_off(connection.read_away())
+        finally:
+            self._connections.discard(connection)
+            connection.close()
 
     async def _serve(self, connection: Connection) -> None:
         """Answer its requests in order; the first that is none is the last.
@@ -163,6 +219,7 @@ class Gateway:
                 await self._reply_to(connection, head)
                 if not connection.finish():
                     break
+                await asyncio.sleep(0)  # requests that were sent ahead take turns with everything else
         except BadRequest as error:
             await connection.respond(error_reply(error.status, str(error)))
 
@@ -274,12 +331,8 @@ class Gateway:
             waiting.cancel()
 
     async def _deliver(self, connection: Connection, outcome: Outcome, taken: Intake) -> None:
-        reply = outcome_reply(outcome, taken.binary)
-        try:
-            await connection.respond(reply)
-            outcome.request.timeline.delivered_ns = self._clock.now_ns()
-        finally:
-            reply.release()
+        await connection.respond(outcome_reply(outcome, taken.binary))
+        outcome.request.timeline.delivered_ns = self._clock.now_ns()
 
 
 def _unknown(name: str, version: str | None, models: Sequence[ModelInfo]) -> Refusal:

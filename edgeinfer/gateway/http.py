@@ -6,6 +6,9 @@ h11 does the protocol, this the reading and writing. What a request means is `ga
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import select
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +17,17 @@ import h11
 from edgeinfer.errors import EdgeInferError, mib
 from edgeinfer.gateway.reply import Reply, error_reply
 
-_READ_BYTES = 1 << 18
+READER_BYTES = 64 << 10
+"""Limit of the stream reader of a connection, which holds twice that and one read of the loop beyond it."""
+_READ_BYTES = 128 << 10
+_PIECE_BYTES = 256 << 10
+"""Replies are handed to the kernel in pieces of this size."""
+_LOOP_READ_BYTES = 256 << 10
+_DECODING_BYTES = 32 << 20
+"""What one JSON header of the largest size becomes while it is decoded; one at a time is."""
+_EVENTS_AT_A_TIME = 32
+"""Chunks that are taken before others have their turn."""
+_LOOK_S = 0.05
 _REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 429: b"Too Many Requests", 503: b"Service Unavailable"}
 
 
@@ -33,6 +46,24 @@ class Bounds:
     body_s: float = 30.0
     write_s: float = 30.0
     """A caller that does not read its answer is cut off."""
+    chunks: int = 8192
+    """Most chunks of one chunked body."""
+    grace_s: float = 0.25
+    """An answer that is not read by then is copied, and what it borrowed is given back."""
+    copied_bytes: int = 16 << 20
+    """Such copies together; a caller beyond it is cut off."""
+    spare_s: float = 0.25
+    """At the limit of connections, one that has been without a request for longer is closed for a new one."""
+    linger_s: float = 2.0
+    """How long what a refused caller still sends is read away, so that it comes to read why."""
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Most bytes that all buffers of a gateway with these bounds have at once: what to reserve for it."""
+        reading = 2 * READER_BYTES + _LOOP_READ_BYTES + 2 * _READ_BYTES + self.head_bytes
+        bodies = self.body_bytes_in_flight + self.body_bytes_in_flight // 8  # bytearrays grow by an eighth
+        # as many callers again may be on their way out
+        return 2 * self.connections * (reading + _PIECE_BYTES) + bodies + self.copied_bytes + _DECODING_BYTES
 
 
 class BadRequest(EdgeInferError):
@@ -43,24 +74,19 @@ class BadRequest(EdgeInferError):
         super().__init__(error)
 
 
-class BodyBytes:
-    """Counts the bytes of all bodies in flight against one limit. Loop thread only."""
+class Room:
+    """Counts bytes in use by all connections against one limit. Loop thread only."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
-    def take(self, size_bytes: int) -> None:
-        """Count bytes in.
-
-        Raises:
-            BadRequest: 429, they would exceed the limit. Nothing was counted.
-        """
+    def take(self, size_bytes: int) -> bool:
+        """Count bytes in, unless they would exceed the limit; return whether they were counted."""
         if self.used_bytes + size_bytes > self.limit_bytes:
-            raise BadRequest(
-                429, f"{mib(self.used_bytes)} of request bodies are in flight, at most {mib(self.limit_bytes)}; retry"
-            )
+            return False
         self.used_bytes += size_bytes
+        return True
 
     def give_back(self, size_bytes: int) -> None:
         """Count bytes out again."""
@@ -80,15 +106,19 @@ class Connection:
     """One caller's connection. One task reads and writes it."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bounds: Bounds, bodies: BodyBytes
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bounds: Bounds, bodies: Room, copies: Room
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._bounds = bounds
         self._bodies = bodies
+        self._copies = copies
         self._held_bytes = 0
         self._method = ""
         self._answered = False
+        self._broken = False
+        self.waiting_since_s: float | None = asyncio.get_running_loop().time()
+        """Since when it has had no request, on the loop's clock; None while it has one."""
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=bounds.head_bytes)
         writer.transport.set_write_buffer_limits(high=0)  # drain() then means: handed to the kernel, all of it
 
@@ -98,6 +128,7 @@ class Connection:
         Raises:
             BadRequest: not HTTP, or a head that is too large or too slow.
         """
+        self.waiting_since_s = asyncio.get_running_loop().time()
         try:
             if not self._http.trailing_data[0]:
                 async with asyncio.timeout(self._bounds.idle_s):
@@ -108,6 +139,7 @@ class Connection:
             return None
         if not isinstance(event, h11.Request):
             return None
+        self.waiting_since_s = None
         self._method = event.method.decode("latin-1")
         self._answered = False
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
@@ -116,57 +148,100 @@ class Connection:
             raise BadRequest(431, f"the request's head has more than {self._bounds.head_bytes} bytes")
         return Head(self._method, event.target.decode("latin-1"), headers)
 
-    async def read_body(self, limit_bytes: int) -> bytes:
+    async def read_body(self, limit_bytes: int) -> bytearray:
         """Return the whole body of the current request; its bytes count as in flight until `finish`.
 
         Raises:
-            BadRequest: larger than `limit_bytes`, too much in flight, or too slow.
+            BadRequest: larger than `limit_bytes`, too much in flight, in too many pieces, or too slow.
         """
-        chunks = []
+        body = bytearray()
+        chunks = events = 0
         try:
             async with asyncio.timeout(self._bounds.body_s):
                 while isinstance(event := await self._event(), h11.Data):
-                    if self._held_bytes + len(event.data) > limit_bytes:
-                        raise BadRequest(413, f"the body has more than {limit_bytes} bytes, which no valid request has")
-                    self._bodies.take(len(event.data))
-                    self._held_bytes += len(event.data)
-                    chunks.append(bytes(event.data))
+                    events += 1
+                    chunks += event.chunk_start
+                    if events % _EVENTS_AT_A_TIME == 0:
+                        await asyncio.sleep(0)
+                    if chunks > self._bounds.chunks:
+                        raise BadRequest(413, f"the body has more than {self._bounds.chunks} chunks; send larger ones")
+                    self._take(len(event.data), limit_bytes)
+                    body += event.data
         except TimeoutError:
             raise BadRequest(408, f"the body did not come within {self._bounds.body_s:g} s") from None
         if not isinstance(event, h11.EndOfMessage):
             raise BadRequest(400, "the connection ended inside the body")
-        return b"".join(chunks)
+        return body
+
+    def _take(self, size_bytes: int, limit_bytes: int) -> None:
+        if self._held_bytes + size_bytes > limit_bytes:
+            raise BadRequest(413, f"the body has more than {limit_bytes} bytes, which no valid request has")
+        if not self._bodies.take(size_bytes):
+            used, most = self._bodies.used_bytes, self._bodies.limit_bytes
+            raise BadRequest(429, f"{mib(used)} of request bodies are in flight, at most {mib(most)}; retry")
+        self._held_bytes += size_bytes
 
     async def gone(self) -> None:
-        """Return when the caller hangs up. Of a next request sent meanwhile one read is kept, not more."""
+        """Return when the caller hangs up. One that only says that it sends no more (`shutdown`) still waits.
+
+        Of a next request sent meanwhile one read is kept, not more.
+        """
         await self._receive()
-        if not self._http.trailing_data[1]:
-            await asyncio.get_running_loop().create_future()
+        while not self._broken and not _hung_up(self._writer):
+            await asyncio.sleep(_LOOK_S)
 
     async def respond(self, reply: Reply) -> None:
-        """Send a reply whole; to a HEAD its head only.
+        """Send a reply whole; to a HEAD its head only. Releases the reply, however this ends.
 
         Raises:
             ConnectionError: the caller is gone, or does not read.
         """
+        borrowed = contextlib.ExitStack()
+        borrowed.callback(reply.release)
+        with borrowed:
+            if self._http.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+                await self._send(self._parts(reply), borrowed)
+
+    def _parts(self, reply: Reply) -> list[memoryview]:
         headers = [
             ("content-type", reply.content_type),
             ("content-length", str(reply.size_bytes)),
             *reply.headers,
         ]
-        if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
-            return
         if self._http.their_state is h11.SEND_BODY:  # refused before its body was read
             headers.append(("connection", "close"))
         head = h11.Response(status_code=reply.status, headers=headers, reason=_REASONS.get(reply.status, b""))
-        encoded = self._http.send(head) or b""
-        self._answered = True
-        self._writer.write(encoded)
+        parts = [memoryview(self._http.send(head) or b"")]
         for chunk in () if self._method == "HEAD" else reply.chunks:
-            for piece in self._http.send_with_data_passthrough(h11.Data(data=memoryview(chunk).cast("B"))) or ():  # type: ignore[arg-type]
-                self._writer.write(piece)
-        self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
-        await self._drain()
+            data = h11.Data(data=memoryview(chunk).cast("B"))  # type: ignore[arg-type]
+            parts += map(memoryview, self._http.send_with_data_passthrough(data) or ())
+        parts.append(memoryview(self._http.send(h11.EndOfMessage()) or b""))
+        self._answered = True
+        return parts
+
+    async def _send(self, parts: list[memoryview], borrowed: contextlib.ExitStack) -> None:
+        """Send them piece by piece; a caller that is slow to read gets copies, and `borrowed` is closed."""
+        now_s = asyncio.get_running_loop().time()
+        end_s = now_s + self._bounds.write_s
+        patience_s = min(now_s + self._bounds.grace_s, end_s)
+        pieces = _pieces(parts)
+        copied_bytes = 0
+        try:
+            while pieces:
+                self._writer.write(bytes(pieces.popleft()))
+                if await self._drained(patience_s):
+                    continue
+                rest_bytes = sum(map(len, pieces))
+                if patience_s == end_s or not self._copies.take(rest_bytes):
+                    self._writer.transport.abort()
+                    raise ConnectionAbortedError("the caller did not read its answer")
+                copied_bytes, patience_s = rest_bytes, end_s
+                pieces = deque(memoryview(bytes(piece)) for piece in pieces)
+                parts.clear()
+                borrowed.close()
+                await self._drain()
+        finally:
+            self._copies.give_back(copied_bytes)
 
     async def apologize(self, error: str) -> None:
         """Answer 500, whatever state the exchange is in, unless an answer was begun. The connection must end then.
@@ -181,19 +256,35 @@ class Connection:
 
     def finish(self) -> bool:
         """Forget the body that was read; return whether the connection can take another request."""
-        self._bodies.give_back(self._held_bytes)
-        self._held_bytes = 0
-        self._method = ""
+        self._give_back()
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
+            self._method = ""
+            self._answered = False
             return True
         return False
 
-    async def close(self) -> None:
+    def dismiss(self) -> None:
+        """Close a connection that has no request; its task sees the end as if the caller had closed it."""
+        self._writer.close()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was answered while the caller was still sending."""
+        return self._answered and self._http.their_state in {h11.SEND_BODY, h11.ERROR}
+
+    async def read_away(self) -> None:
+        """Let an interrupted caller finish sending, so that it reads its answer instead of a broken pipe."""
+        await read_away(self._reader, self._writer, self._bounds.linger_s)
+
+    def close(self) -> None:
         """End the connection, whatever its state."""
+        self._give_back()
+        self._writer.close()
+
+    def _give_back(self) -> None:
         self._bodies.give_back(self._held_bytes)
         self._held_bytes = 0
-        self._writer.close()
 
     async def _event(self) -> object:
         while True:
@@ -212,6 +303,7 @@ class Connection:
         try:
             data = await self._reader.read(_READ_BYTES)
         except ConnectionError:
+            self._broken = True
             data = b""
         try:
             self._http.receive_data(data)
@@ -219,19 +311,48 @@ class Connection:
             return
 
     async def _drain(self) -> None:
+        if not await self._drained(asyncio.get_running_loop().time() + self._bounds.write_s):
+            self._writer.transport.abort()
+            raise ConnectionAbortedError(f"the caller did not read its answer in {self._bounds.write_s:g} s")
+
+    async def _drained(self, until_s: float) -> bool:
         try:
-            async with asyncio.timeout(self._bounds.write_s):
+            async with asyncio.timeout_at(until_s):
                 await self._writer.drain()
         except TimeoutError:
-            self._writer.transport.abort()
-            raise ConnectionAbortedError(f"the caller did not read its answer in {self._bounds.write_s:g} s") from None
+            return False
+        return True
+
+
+def _pieces(parts: list[memoryview]) -> deque[memoryview]:
+    if sum(map(len, parts)) <= _PIECE_BYTES:
+        return deque([memoryview(b"".join(parts))])
+    return deque(part[at : at + _PIECE_BYTES] for part in parts for at in range(0, len(part), _PIECE_BYTES))
+
+
+def _hung_up(writer: asyncio.StreamWriter) -> bool:
+    """Return whether the other side has closed both ways, which reading alone cannot tell from one way."""
+    descriptor = writer.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, 0)  # POLLHUP and POLLERR are always told
+    return bool(poll.poll(0))
+
+
+async def read_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, at_most_s: float) -> None:
+    """Let a caller finish sending what nobody will take, so that it reads its answer instead of a broken pipe."""
+    with contextlib.suppress(OSError):  # TimeoutError among them
+        async with asyncio.timeout(at_most_s):
+            writer.write_eof()
+            while await reader.read(_READ_BYTES):
+                pass
 
 
 def refuse_connection(writer: asyncio.StreamWriter, limit: int) -> None:
-    """Answer 503 to a caller beyond the connection limit, and close."""
+    """Answer 503 to a caller beyond the connection limit. Closing is left to whoever asked for it."""
     reply = error_reply(503, f"{limit} connections are open, no more are taken; close one or retry")
     writer.write(_last_reply(b"503 Service Unavailable", reply))
-    writer.close()
 
 
 def _last_reply(status: bytes, reply: Reply) -> bytes:

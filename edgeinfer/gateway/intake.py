@@ -42,7 +42,7 @@ class Intake:
 
 
 def take_request(
-    model: ModelInfo, version: str | None, headers: Mapping[str, str], body: bytes, *, now_ns: int
+    model: ModelInfo, version: str | None, headers: Mapping[str, str], body: bytes | bytearray, *, now_ns: int
 ) -> Intake | Refusal:
     """Check an inference request completely.
 

@@ -252,6 +252,136 @@ async def test_bounds_all_bodies_in_flight_together() -> None:
         assert (await one.ask("POST", "/v2/models/double/infer", body))[0] == 200
 
 
+async def test_at_the_limit_the_longest_idle_connection_makes_way() -> None:
+    bounds = Bounds(connections=3, spare_s=0.05)
+    async with serving(ScriptedSubmit(delay_s=0.5), bounds=bounds) as (gateway, path):  # noqa: SIM117
+        async with calling(path) as busy, calling(path) as first, calling(path) as second:
+            assert (await first.ask("GET", "/v2"))[0] == 200
+            assert (await second.ask("GET", "/v2"))[0] == 200
+            await busy.send("POST", "/v2/models/double/infer", DOUBLE_BODY)
+            await asyncio.sleep(0.1)
+            async with calling(path) as app:
+                assert (await app.ask("GET", "/v2"))[0] == 200
+                assert await asyncio.wait_for(first.reader.read(), 5) == b""
+                assert gateway.snapshot().connections == 3
+                assert (await second.ask("GET", "/v2"))[0] == 200
+            assert (await busy.receive())[0] == 200, "one with a request is never closed for another"
+
+
+async def test_a_refused_caller_reads_why_though_it_sends_a_lot_first() -> None:
+    async with serving(ScriptedSubmit(), bounds=Bounds(connections=1)) as (_, path), calling(path) as one:
+        assert (await one.ask("GET", "/v2"))[0] == 200
+        async with calling(path) as refused:
+            await asyncio.sleep(0.02)
+            for _ in range(64):
+                await refused.send("POST", "/v2/models/double/infer", bytes(1 << 16))
+            assert (await refused.receive())[0] == 503
+    async with serving(ScriptedSubmit()) as (_, path), calling(path) as large:
+        await large.send("POST", "/v2/models/support-intent/infer", bytes(8 << 20))
+        assert (await large.receive())[0] == 413
+
+
+async def test_a_caller_that_only_says_it_sends_no_more_is_answered() -> None:
+    submit = ScriptedSubmit(delay_s=0.2)
+    async with serving(submit) as (gateway, path), calling(path) as caller:
+        await caller.send("POST", "/v2/models/double/infer", DOUBLE_BODY)
+        caller.writer.write_eof()
+        assert (await caller.receive())[0] == 200
+        assert await asyncio.wait_for(caller.reader.read(), 5) == b""
+        assert gateway.snapshot().abandoned == 0
+
+
+async def test_a_caller_that_sent_all_it_had_and_then_hangs_up_has_its_request_cancelled() -> None:
+    submit = ScriptedSubmit(delay_s=30)
+    async with serving(submit) as (gateway, path):
+        async with calling(path) as caller:
+            await caller.send("POST", "/v2/models/double/infer", DOUBLE_BODY)
+            caller.writer.write_eof()
+            await _eventually(lambda: submit.tickets)
+            await asyncio.sleep(0.1)
+            assert not submit.tickets[0].cancelled.is_set()
+        await _eventually(lambda: gateway.snapshot().abandoned == 1)
+
+
+def _large(leases: list[_CountedLease]) -> Callable[[InferRequest], Ending]:
+    def large(_: InferRequest) -> Ending:
+        leases.append(_CountedLease())
+        payload = oip.encode_response([("y", "FP32", [1 << 20, 2], bytes(range(256)) * (8 << 12))])
+        return Result(payload, Placement.LOCAL, "d", "1.0.0", "fp32", lease=leases[-1])
+
+    return large
+
+
+async def test_a_slow_reader_gets_its_answer_whole_but_not_the_models_memory() -> None:
+    leases: list[_CountedLease] = []
+    body = DOUBLE_BODY[:-1] + b', "parameters": {"binary_data_output": true}}'
+    bounds = Bounds(grace_s=0.05, copied_bytes=10 << 20)
+    async with serving(ScriptedSubmit(_large(leases)), bounds=bounds) as (_, path):
+        async with calling(path) as slow, calling(path) as beyond:
+            await slow.send("POST", "/v2/models/double/infer", body)
+            await _eventually(lambda: leases and leases[0].released)
+            await beyond.send("POST", "/v2/models/double/infer", body)
+            await _eventually(lambda: len(leases) == 2 and leases[1].released)
+            status, headers, answer = await slow.receive()
+            assert status == 200
+            assert answer[int(headers["inference-header-content-length"]) :] == bytes(range(256)) * (8 << 12)
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):  # no room for another copy
+                await beyond.receive()
+        async with calling(path) as again:  # the first copy's room is free again
+            await again.send("POST", "/v2/models/double/infer", body)
+            await _eventually(lambda: len(leases) == 3 and leases[2].released)
+            assert (await again.receive())[0] == 200
+    assert [lease.released for lease in leases] == [1, 1, 1]
+
+
+async def _longest_pause_s(during: asyncio.Task[Any]) -> float:
+    loop, longest = asyncio.get_running_loop(), 0.0
+    while not during.done():
+        before = loop.time()
+        await asyncio.sleep(0)
+        longest = max(longest, loop.time() - before)
+    return longest
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 60_000,
+         b"HTTP/1.1 413"),
+        (b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n" * 2000, b"HTTP/1.1 200"),
+    ],
+    ids=["chunks", "requests"],
+)  # fmt: skip
+async def test_no_caller_keeps_the_loop_for_itself(sent: bytes, answer: bytes) -> None:
+    async with serving(ScriptedSubmit()) as (_, path), calling(path) as caller:
+
+        async def attack() -> bytes:
+            caller.writer.write(sent)
+            caller.writer.write_eof()
+            return bytes(await caller.reader.read())
+
+        task = asyncio.create_task(attack())
+        assert await _longest_pause_s(task) < 0.1
+        assert task.result().startswith(answer)
+
+
+async def test_a_body_in_pieces_is_held_once_and_in_few_of_them() -> None:
+    head = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in DOUBLE_BODY)
+    async with serving(ScriptedSubmit(), bounds=Bounds(chunks=len(DOUBLE_BODY))) as (_, path):  # noqa: SIM117
+        async with calling(path) as caller:
+            caller.writer.write(head + pieces + b"0\r\n\r\n")
+            assert (await caller.receive())[0] == 200
+            caller.writer.write(head + b"1\r\n \r\n" + pieces + b"0\r\n\r\n")
+            status, _, answer = await caller.receive()
+            assert (status, b"chunks; send larger ones" in answer) == (413, True)
+
+
+def test_what_the_gateway_may_hold_is_known_beforehand() -> None:
+    small = Bounds(connections=4, body_bytes_in_flight=1 << 20, copied_bytes=1 << 20)
+    assert small.body_bytes_in_flight + small.copied_bytes < small.buffer_bytes < Bounds().buffer_bytes
+
+
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /v2 HT", b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"]
 )
