@@ -18,15 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edgeinfer import oip
-from edgeinfer.artifact.answer import check_outputs, label, max_answer_bytes
 from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import OffloadSection
-from edgeinfer.errors import LinkError, ProtocolError
+from edgeinfer.errors import LinkError
 from edgeinfer.execution.conversation import Asked, Conversations, UnderWay
 from edgeinfer.execution.executor import Estimate
 from edgeinfer.execution.peer import Peer, PeerSnapshot
+from edgeinfer.execution.peer_answer import read_answer
 from edgeinfer.execution.peers import PeerBook
 from edgeinfer.mqtt.backoff import LinkState
 from edgeinfer.mqtt.envelope import AdvertModel
@@ -307,65 +306,31 @@ class OffloadExecutor:
         return Failure("link", why)
 
     def _read(self, request: InferRequest, under_way: UnderWay, answer: Answer) -> Ending:
-        """Turn a peer's answer into an ending, trusting nothing that it says."""
-        peer, now_ns = under_way.asked.peer, self._clock.now_ns()
-        network_ns = self._learn(under_way.asked, answer)
+        """Turn a peer's answer into an ending, and its times into the request's."""
+        asked, now_ns = under_way.asked, self._clock.now_ns()
+        network_ns, queue_ns = self._learn(asked, answer)
         timeline = request.timeline
         timeline.network_ns = network_ns
-        timeline.started_ns = min(now_ns, under_way.asked.sent_ns + network_ns // 2 + answer.queue_ns)
+        timeline.started_ns = min(now_ns, asked.sent_ns + network_ns // 2 + queue_ns)
         timeline.finished_ns = max(timeline.started_ns, now_ns - network_ns // 2)
-        match answer.outcome:
-            case OutcomeKind.OK | OutcomeKind.LATE:
-                if answer.digest != under_way.asked.offer.digest:
-                    return Failure("wrong_digest", f"{peer.name} answered with bundle {answer.digest[:12]}")
-                return self._believe(request, peer, answer)
-            case OutcomeKind.REJECTED if answer.reason in set(Reason):
-                return Refusal(Reason(answer.reason), f"{peer.name}: {answer.detail}")
-            case OutcomeKind.EXPIRED:
-                return Expired(f"{peer.name}: {answer.detail or answer.reason}")
-            case _:
-                return Failure(answer.reason or answer.outcome.value, f"{peer.name}: {answer.detail}")
-
-    def _believe(self, request: InferRequest, peer: Peer, answer: Answer) -> Result | Failure:
-        """Return the result that an answer's tensors are, if they are one of this model at all.
-
-        Of what the peer says only the tensors are taken, and the variant's name when there is one: the rest is known.
-        """
         known = self._lookup(request.model, request.version)
-        if known is None or known.digest != answer.digest:
-            return Failure("wrong_digest", f"{request.model} was replaced here while {peer.name} answered")
-        manifest = known.manifest
-        if (size := len(answer.tensors)) > (most := max_answer_bytes(manifest)):
-            return Failure("bad_answer", f"{peer.name}: {size} bytes; {request.model} answers with at most {most}")
-        if answer.variant not in {variant.name for variant in manifest.variants}:
-            return Failure("bad_answer", f"{peer.name}: {request.model} has no variant {answer.variant[:64]!r}")
-        asked = oip.request_header(request.payload)
-        try:
-            header, payload = oip.decode_response(answer.header, answer.tensors)
-        except ProtocolError as error:
-            return Failure("bad_answer", f"{peer.name}: {error}")
-        wanted = [output.name for output in asked.outputs]
-        if (problem := check_outputs(manifest, header, payload, wanted=wanted)) is not None:
-            return Failure("bad_answer", f"{peer.name}: {problem}")
-        tensors = zip(header.outputs, payload.tensors, strict=True)
-        payload = oip.encode_response(
-            [(output.name, output.datatype, output.shape, raw) for output, raw in tensors],
-            model=manifest.name,
-            version=manifest.version,
-            parameters=dict(label(manifest, header, payload)),
-            request_id=asked.id,
-        )
-        return Result(payload, Placement.NEARBY, peer.name, manifest.version, answer.variant, known.digest)
+        if known is None or known.digest != asked.offer.digest:
+            return Failure("wrong_digest", f"{request.model} was replaced here while {asked.peer.name} answered")
+        return read_answer(request, known.manifest, known.digest, asked.peer.name, answer)
 
-    def _learn(self, asked: Asked, answer: Answer) -> int:
-        """Take note of an answer's times, in time or late; return how long it was on the wire."""
+    def _learn(self, asked: Asked, answer: Answer) -> tuple[int, int]:
+        """Take note of an answer's times, in time or late; return how long it was on the wire and in the peer's queue.
+
+        Neither can have been longer than the round trip, whatever the peer says.
+        """
         asked.peer.breaker.answered()
         round_trip_ns = self._clock.now_ns() - asked.sent_ns
+        queue_ns = min(answer.queue_ns, round_trip_ns)
+        run_ns = min(answer.run_ns, round_trip_ns - queue_ns)
         if answer.outcome not in {OutcomeKind.OK, OutcomeKind.LATE}:
-            return max(0, round_trip_ns - answer.queue_ns - answer.run_ns)
-        return asked.peer.observed(
-            asked.offer, round_trip_ns=round_trip_ns, queue_ns=answer.queue_ns, run_ns=answer.run_ns
-        )
+            return round_trip_ns - queue_ns - run_ns, queue_ns
+        network_ns = asked.peer.observed(asked.offer, round_trip_ns=round_trip_ns, queue_ns=queue_ns, run_ns=run_ns)
+        return network_ns, queue_ns
 
     def _came_late(self, asked: Asked, answer: Answer) -> None:
         """An answer that nobody waits for any more still tells that its peer lives, and how long it takes."""

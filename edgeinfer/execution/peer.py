@@ -20,6 +20,9 @@ from edgeinfer.request import DataScope
 _STALE_PERIODS = 3
 """Adverts that may be missing in a row before a peer counts as gone: the broker needs 1.5 keep-alives to say so."""
 _LEAST_PERIOD_MS = 500
+_LONGEST_PERIOD_MS = 3_600_000
+_LONGEST_US = 3_600_000_000
+"""Waits and run times that an advert may tell."""
 _SEED_NETWORK_NS = 20 * NS_PER_MS
 """Both ways on a LAN with some load, pessimistically, until it is measured."""
 _SEED_RUN_NS = 100 * NS_PER_MS
@@ -79,7 +82,7 @@ class Peer:
         if self.why_gone(now_ns) is not None and advert.online:
             self.breaker.heard(now_ns)
         self._advert, self._heard_ns = advert, now_ns
-        self._wait_ns = advert.wait_us * NS_PER_US
+        self._wait_ns = _believed(advert.wait_us) * NS_PER_US
 
     def lost(self) -> None:
         """Forget what it offered: the link is down, or its advert was cleared."""
@@ -92,7 +95,8 @@ class Peer:
             return "no advert"
         if not advert.online:
             return "offline"
-        patience_ns = _STALE_PERIODS * max(advert.period_ms, _LEAST_PERIOD_MS) * NS_PER_MS
+        period_ms = min(max(advert.period_ms, _LEAST_PERIOD_MS), _LONGEST_PERIOD_MS)
+        patience_ns = _STALE_PERIODS * period_ms * NS_PER_MS
         if now_ns - self._heard_ns > patience_ns:
             return f"no advert for more than {patience_ns / 1e9:g} s"  # a fixed text: what changes is published
         return "draining" if advert.draining else None
@@ -187,11 +191,16 @@ class Peer:
     def _window(self, offer: AdvertModel) -> LatencyWindow:
         window = self._trips.get(offer.digest)
         if window is None:
-            run_ns = _SEED_RUN_NS if offer.p99_us is None else offer.p99_us * NS_PER_US
+            run_ns = _SEED_RUN_NS if offer.p99_us is None else _believed(offer.p99_us) * NS_PER_US
             if len(self._trips) >= _MAX_MODELS:
                 self._trips.pop(next(iter(self._trips)))
             window = self._trips[offer.digest] = LatencyWindow(self._clock, seed_p99_ns=run_ns + _SEED_NETWORK_NS)
         return window
+
+
+def _believed(duration_us: int) -> int:
+    """Return a duration that a peer tells, or the nearest that can be."""
+    return min(max(duration_us, 0), _LONGEST_US)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ Where the records go is `topics`; tensors don't travel in JSON but as `edgeinfer
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any, TypeVar
 
 import msgspec
@@ -321,13 +322,26 @@ class Advert(msgspec.Struct, frozen=True, omit_defaults=True):
 Record = Status | State | Report | Event | Command | Reply | Advert
 R = TypeVar("R", bound=msgspec.Struct)
 
+_log = logging.getLogger(__name__)
+
 _encoder = msgspec.json.Encoder()
+_told: set[type[Any]] = set()
+"""Kinds that were too long once."""
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
 def encode(record: Record) -> bytes:
-    """Return a record as JSON; NaN and infinity become null."""
-    return _encoder.encode(record)
+    """Return a record as JSON; NaN and infinity become null.
+
+    One that no reader would read is a bug of ours, and is logged once a kind: its writer has to bound what it holds.
+    """
+    payload = _encoder.encode(record)
+    if len(payload) > MAX_RECORD_BYTES and type(record) not in _told and type(record) is not Reply:
+        _told.add(type(record))
+        _log.error(
+            "%s of %d bytes is longer than the %d that are read", type(record).__name__, len(payload), MAX_RECORD_BYTES
+        )
+    return payload
 
 
 def decode(payload: bytes, kind: type[R]) -> R:

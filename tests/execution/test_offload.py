@@ -297,7 +297,9 @@ async def test_a_hostile_peers_answers_are_failures(site: Site) -> None:
             (right, encode_response([("y", "FP32", [(1 << 20) + 1], bytes((4 << 20) + 4))]), "bad_answer"),
             (replace(right, variant="huge"), good, "bad_answer"),
             (replace(right, digest=""), good, "bad_answer"),
-            (Answer(OutcomeKind.REJECTED, b"", reason="because"), None, "because"),
+            (Answer(OutcomeKind.REJECTED, b"", reason="because"), None, "peer_failed"),
+            (Answer(OutcomeKind.FAILED, b"", reason="0123456789abcdef" * 4), None, "peer_failed"),
+            (Answer(OutcomeKind.FAILED, b"", reason="crashed"), None, "crashed"),
         ):
             hostile.answer, hostile.payload = answer, body
             ending = await site.executor.execute(site.request())

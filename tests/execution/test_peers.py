@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from edgeinfer.clock import LoopClock
 from edgeinfer.config import OffloadSection
+from edgeinfer.execution.executor import Estimate
 from edgeinfer.execution.offload import KnownModel, OffloadExecutor
 from edgeinfer.execution.peer import Peer, may_travel
 from edgeinfer.mqtt.backoff import LinkState
@@ -26,6 +28,7 @@ from edgeinfer.oip import encode_response
 from edgeinfer.request import (
     DataScope,
     Deadlines,
+    Failure,
     InferRequest,
     OutcomeKind,
     Payload,
@@ -283,6 +286,46 @@ def test_bad_answers_keep_firm_requests_away_only_if_they_are_several_and_only_f
         assert peer.estimate(offer).finish_p99_ns == 4_000 * MS
         await asyncio.sleep(61)
         assert peer.estimate(offer).finish_p99_ns <= 50 * MS
+
+    run_virtual(main())
+
+
+def test_a_peer_that_tells_absurd_times_stays_usable() -> None:
+    absurd_ns = 999_999_999_999_999_000
+
+    async def main() -> None:
+        link = RecordingLink(lambda message: replace(ok(message), queue_ns=absurd_ns, run_ns=absurd_ns))
+        executor = executor_on(link)
+        link.deliver(advert("box", offering("m", wait_us=-(10**15), period_ms=10**15)))
+        request = ask_for()
+        assert isinstance(await executor.execute(request), Result)
+        assert request.timeline.network_ns == 0
+        estimate = executor.estimate(ask_for())
+        assert isinstance(estimate, Estimate)
+        assert 0 <= estimate.wait_ns <= estimate.finish_p99_ns < 1_000 * MS
+        link.deliver(advert("box", offering("m", wait_us=-(10**15), period_ms=10**15)))
+        estimate = executor.estimate(ask_for())
+        assert isinstance(estimate, Estimate)
+        assert estimate.wait_ns == 0
+        await asyncio.sleep(4 * 3600)
+        assert isinstance(executor.estimate(ask_for()), Refusal), "an advert is not believed for ever"
+
+    run_virtual(main())
+
+
+def test_the_words_of_a_peer_are_those_of_a_closed_set() -> None:
+    words = itertools.count()
+
+    async def main() -> None:
+        link = RecordingLink(lambda _: Answer(OutcomeKind.FAILED, b"", reason=f"word-{next(words)}", detail="x" * 600))
+        executor = executor_on(link)
+        link.deliver(advert("box", offering("m")))
+        endings = [await executor.execute(ask_for()) for _ in range(20)]
+        assert {ending.reason for ending in endings if isinstance(ending, Failure)} == {"peer_failed"}
+        last = endings[-1]
+        assert isinstance(last, Failure)
+        assert "word-19" in last.detail
+        assert len(last.detail) < 700
 
     run_virtual(main())
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeinfer.errors import ProtocolError
+from edgeinfer.mqtt import envelope
 from edgeinfer.mqtt.envelope import MAX_RECORD_BYTES, Advert, Command, Event, Status, decode, encode
 from edgeinfer.mqtt.stamp import Stamp
 
@@ -91,3 +92,14 @@ def test_an_older_reader_understands_a_newer_writer() -> None:
 def test_long_records_are_refused_unread() -> None:
     with pytest.raises(ProtocolError, match=str(MAX_RECORD_BYTES)):
         decode(b'{"id": "' + b"x" * MAX_RECORD_BYTES + b'"}', Command)
+
+
+def test_a_record_that_no_reader_would_read_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    envelope._told.clear()
+    long = Status(online=True, stamp=STAMP, reason="x" * MAX_RECORD_BYTES)
+    encode(Status(online=True, stamp=STAMP))
+    assert not caplog.records
+    encode(long)
+    encode(long)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "Status of" in caplog.text
