@@ -1,7 +1,8 @@
 """Run a child process that writes to its standard output (a camera, a microphone, a decoder) and keep it running.
 
 It is restarted with a growing, jittered, capped wait whenever it ends, breaks its framing or falls silent, and it dies
-with the daemon, however that ends. Its output is always read, so it never stalls. What it says on stderr goes to the
+with the daemon, however that ends. Its output is always read, so it does not stall; one that writes so fast that its
+frames cost more than a share of a core is held back by its pipe, which is told. What it says on stderr goes to the
 log, a few lines a minute, and into the problem that is told when it ends; secrets never do. How it is started is the
 caller's `prepare`, asked anew each time; what becomes of its output is the caller's `take`.
 """
@@ -18,12 +19,14 @@ import random
 import re
 import signal
 import subprocess
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import IO
 
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, Clock, sleep_until
+from edgeinfer.pipeline.cpu_share import SHARE, CpuShare
 from edgeinfer.pipeline.frame import SourceError
 from edgeinfer.pipeline.framing import Framer, FramingError
 from edgeinfer.worker.lineage import Child, die_with_parent
@@ -36,7 +39,10 @@ STABLE_NS = 30 * NS_PER_S
 """A child that lived this long was well: the next failure counts as the first again."""
 GRACE_S = 1.0
 """From SIGTERM to SIGKILL."""
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
+"""At once: a hundredth of a second of work for the smallest frames."""
+_HELD_BACK_NS = 5 * NS_PER_S
+"""A child that was not held back for so long is no problem any more."""
 _PIPE_BYTES = 1 << 20
 """Room between the child and us, where the system grants it: it does not stall while the loop is busy."""
 _LOG_LINES_PER_MINUTE = 10
@@ -153,7 +159,10 @@ class KeptChild:
     async def _read_frames(self, stdout: IO[bytes], framer: Framer, launch: Launch) -> str:
         """Read until the output ends; return what is wrong with it, if anything."""
         silence_s = None if launch.silence_ns is None else launch.silence_ns / NS_PER_S
-        first = True
+        first, share, held_back_ns = True, CpuShare(), 0
+        held_back = (
+            f"{launch.argv[0]} writes faster than its frames can be taken: it is held back to {SHARE:.0%} of a core"
+        )
         async with _reading(stdout) as reader:
             try:
                 while True:
@@ -161,10 +170,16 @@ class KeptChild:
                         data = await reader.read(_READ_BYTES)
                     if not data:
                         return ""
+                    began_ns, cpu_ns = self._clock.now_ns(), time.thread_time_ns()
                     if frames := framer.feed(data):
-                        self.problem = ""
+                        self.problem = held_back if began_ns < held_back_ns + _HELD_BACK_NS and held_back_ns else ""
                         self._take(frames, framer, first)
                         first = False
+                    now_ns = self._clock.now_ns()
+                    pause_ns = share.pause_ns(len(data), time.thread_time_ns() - cpu_ns, now_ns)
+                    if pause_ns:
+                        self.problem, held_back_ns = held_back, now_ns
+                    await asyncio.sleep(pause_ns / NS_PER_S)  # also for 0: what is buffered would not let others in
             except TimeoutError:
                 return f"{launch.argv[0]} has given nothing for {silence_s:g} s{self._said()}"
             except FramingError as error:

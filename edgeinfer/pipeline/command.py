@@ -61,10 +61,10 @@ class CommandFrames:
     async def _plain(self) -> Launch:
         return Launch(tuple(self._section.argv))
 
-    def _take(self, frames: list[bytes], _: Framer, first: bool) -> None:
-        self._number += len(frames)
+    def _take(self, frames: list[bytes], framer: Framer, first: bool) -> None:
+        self._number += framer.skipped + len(frames)
         newest = Frame(frames[-1], self._content_type, self._clock.now_ns(), f"#{self._number}", sequence_start=first)
-        self._newest.put(newest, skipped=len(frames) - 1)
+        self._newest.put(newest, skipped=framer.skipped + len(frames) - 1)
 
 
 def _default_content_type(framing: str) -> str:

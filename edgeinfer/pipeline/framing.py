@@ -7,6 +7,7 @@ nothing of it can be trusted.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import Protocol
 
 from edgeinfer.config import CommandSource
@@ -27,6 +28,8 @@ class Framer(Protocol):
     def feed(self, data: bytes) -> list[bytes]:
         """Take more of the stream and return the frames that are complete now, in order.
 
+        Those that nobody will take may be left out and counted in `skipped`.
+
         Raises:
             FramingError: the stream breaks its framing.
         """
@@ -35,6 +38,11 @@ class Framer(Protocol):
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame that has not ended; lost when the stream ends here."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """Frames that the last `feed` left out, before those that it returned."""
         ...
 
 
@@ -46,13 +54,13 @@ def make_framer(section: CommandSource, max_frame_bytes: int = MAX_FRAME_BYTES) 
     """
     match section.framing:
         case "length":
-            return LengthFramer(max_frame_bytes)
+            return LengthFramer(max_frame_bytes, newest=1)
         case "fixed":
             if section.frame_bytes > max_frame_bytes:
                 raise FramingError(
                     f"frame_bytes is {mib(section.frame_bytes)}, at most {mib(max_frame_bytes)} are taken"
                 )
-            return FixedFramer(section.frame_bytes)
+            return FixedFramer(section.frame_bytes, newest=1)
         case "jpeg":
             return JpegFramer(max_frame_bytes)
         case _:
@@ -60,11 +68,13 @@ def make_framer(section: CommandSource, max_frame_bytes: int = MAX_FRAME_BYTES) 
 
 
 class LengthFramer:
-    """Frames after a 4-byte little-endian length each."""
+    """Frames after a 4-byte little-endian length each; the `newest` of those that come at once, None: all."""
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, max_frame_bytes: int, *, newest: int | None = None) -> None:
         self._most = max_frame_bytes
+        self._newest = newest
         self._buffer = bytearray()
+        self.skipped = 0
 
     @property
     def pending_bytes(self) -> int:
@@ -74,7 +84,7 @@ class LengthFramer:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the frames that are complete now."""
         self._buffer += data
-        frames, at = [], 0
+        spans, found, at = deque[tuple[int, int]](maxlen=self._newest), 0, 0
         while len(self._buffer) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, at)
             if length > self._most:
@@ -82,18 +92,23 @@ class LengthFramer:
             end = at + _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            frames.append(bytes(self._buffer[at + _LENGTH.size : end]))
+            spans.append((at + _LENGTH.size, end))
+            found += 1
             at = end
+        frames = [bytes(self._buffer[start:end]) for start, end in spans]
+        self.skipped = found - len(frames)
         del self._buffer[:at]
         return frames
 
 
 class FixedFramer:
-    """Frames of one size, such as raw images."""
+    """Frames of one size, such as raw images; the `newest` of those that come at once, None: all."""
 
-    def __init__(self, frame_bytes: int) -> None:
+    def __init__(self, frame_bytes: int, *, newest: int | None = None) -> None:
         self._size = frame_bytes
+        self._newest = newest
         self._buffer = bytearray()
+        self.skipped = 0
 
     @property
     def pending_bytes(self) -> int:
@@ -104,13 +119,17 @@ class FixedFramer:
         """Return the frames that are complete now."""
         self._buffer += data
         whole = len(self._buffer) // self._size * self._size
-        frames = [bytes(self._buffer[at : at + self._size]) for at in range(0, whole, self._size)]
+        first = 0 if self._newest is None else max(0, whole - self._newest * self._size)
+        frames = [bytes(self._buffer[at : at + self._size]) for at in range(first, whole, self._size)]
+        self.skipped = first // self._size
         del self._buffer[:whole]
         return frames
 
 
 class LineFramer:
     """One text a line; empty lines are no frames."""
+
+    skipped = 0
 
     def __init__(self, max_frame_bytes: int) -> None:
         self._most = max_frame_bytes
@@ -138,6 +157,8 @@ class JpegFramer:
     The end of an image is the marker FFD9 *after* its scans: segments before them, which may hold a thumbnail with
     an end of its own, are passed by their length. Bytes between images (multipart boundaries, say) are skipped.
     """
+
+    skipped = 0
 
     def __init__(self, max_frame_bytes: int) -> None:
         self._most = max_frame_bytes

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -169,3 +170,34 @@ def test_the_waits_between_restarts_grow_are_jittered_and_capped() -> None:
         assert full_ms * 0.5 <= min(row) / 1e6 < full_ms * 0.6
         assert full_ms * 0.9 < max(row) / 1e6 <= full_ms
     assert max(map(max, waits)) <= LONGEST_WAIT_NS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("argv", "framing", "frame_bytes"),
+    [(["cat", "/dev/zero"], "fixed", 1), (["cat", "/dev/zero"], "length", 0), (["yes", ""], "lines", 0)],
+)
+async def test_a_child_that_floods_us_leaves_the_loop_to_others_and_is_told(
+    argv: list[str], framing: Literal["fixed", "length", "lines"], frame_bytes: int
+) -> None:
+    section = CommandSource(argv, framing=framing, frame_bytes=frame_bytes)
+    async with _running(section) as source:
+        await _eventually(lambda: "writes faster than its frames can be taken" in source.snapshot().problem)
+        worked = time.process_time()
+        began = time.monotonic()
+        latest = 0.0
+        while (now := time.monotonic()) < began + 2:
+            await asyncio.sleep(0.005)
+            latest = max(latest, time.monotonic() - now - 0.005)
+        assert time.process_time() - worked < 1.0, "of 2 s, a fifth, and what the measuring takes"
+        assert latest < 0.2
+        assert "held back" in source.snapshot().problem
+
+
+@pytest.mark.slow
+async def test_a_source_of_large_frames_is_not_held_back() -> None:
+    code = "import itertools\nfor i in itertools.count(): out.write(bytes(1 << 20)); out.flush(); time.sleep(0.03)"
+    async with _running(CommandSource(_python(code), framing="fixed", frame_bytes=1 << 20)) as source:
+        for _ in range(20):
+            assert await source.next_frame() is not None
+        assert source.snapshot().problem == ""

@@ -113,3 +113,18 @@ def test_frames_of_a_fixed_size_that_no_frame_has_are_refused() -> None:
 def test_a_frame_beyond_the_bound_is_an_error_before_it_is_whole(framer: Framer, stream: bytes, text: str) -> None:
     with pytest.raises(FramingError, match=text):
         framer.feed(stream)
+
+
+@given(st.integers(1, 7), st.lists(st.binary(max_size=40), max_size=10))
+def test_of_frames_that_come_at_once_only_the_newest_are_cut_and_the_others_counted(
+    size: int, pieces: list[bytes]
+) -> None:
+    every, newest = FixedFramer(size), FixedFramer(size, newest=1)
+    for piece in pieces:
+        frames, last = every.feed(piece), newest.feed(piece)
+        assert last == frames[-1:]
+        assert newest.skipped + len(last) == len(frames)
+    stream = b"".join(len(piece).to_bytes(4, "little") + piece for piece in pieces)
+    length = LengthFramer(100, newest=2)
+    assert length.feed(stream) == pieces[-2:]
+    assert length.skipped == max(0, len(pieces) - 2)
