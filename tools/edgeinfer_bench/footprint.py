@@ -128,12 +128,19 @@ def _workers_bytes(bundle: Path, workers: int) -> tuple[int, str]:
 def _versus_peer(ours: int, file: Path) -> Figure:
     """Return what the service with one model takes, as a share of what the peer with the same file takes."""
     name = "footprint.vs_peer_ratio"
-    try:
-        totals = {mode: _peer_bytes(file, mode) for mode in peer.MODES}
-    except PeerMissing as error:
-        return Figure(name, None, "x", None, "lower", peer.TITLE, note=str(error))
+    totals: dict[int, int] = {}
+    told: list[str] = []
+    for mode in peer.MODES:
+        try:
+            totals[mode] = _peer_bytes(file, mode)
+        except PeerMissing as error:
+            told.append(f"{mode} failed: {error}")
+        else:
+            told.append(f"{totals[mode] / _MIB:.1f} MiB with {mode}")
+    tried = ", ".join(told)
+    if not totals:
+        return Figure(name, None, "x", None, "lower", peer.TITLE, note=tried)
     best = min(totals, key=totals.__getitem__)
-    tried = ", ".join(f"{total / _MIB:.1f} MiB with {mode}" for mode, total in totals.items())
     note = (
         f"{ours / _MIB:.1f} MiB, one worker of {_SMALL} {_VARIANT}; the peer with parallel_workers={best}, which "
         f"takes least: {tried}"

@@ -36,7 +36,7 @@ from edgeinfer_bench.service import Service
 from edgeinfer_bench.tight import forget, limited, move
 
 LOADS: Final = 7
-RUNS: Final = 80
+RUNS: Final = 100
 WARM_UP: Final = 5
 TIGHT: Final = 1.5
 """Times the weights: they fit, a second copy of them does not."""
@@ -44,7 +44,7 @@ SCARCE: Final = 0.8
 """Times the weights: some of them are read from the disk in every run."""
 _ROOM_BYTES: Final = 64 << 20
 """For daemon and zygote."""
-_TIGHT_RUNS: Final = 15
+_TIGHT_RUNS: Final = 60
 _DEADLINE_MS: Final = 20_000.0
 _MIB: Final = 1 << 20
 _PROC: Final = Path("/proc")

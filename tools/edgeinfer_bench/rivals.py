@@ -37,11 +37,11 @@ _SETTLE_S = 0.1
 class Rivals:
     """Plays windows against both and keeps count. Loop thread only."""
 
-    def __init__(self, daemon: Server, peers: Mapping[int, Server], missing: str = "") -> None:
-        """`peers` by their `parallel_workers`; `missing` is why there are none."""
+    def __init__(self, daemon: Server, peers: Mapping[int, Server], failed: Mapping[int, str] | None = None) -> None:
+        """`peers` by their `parallel_workers`; `failed` says why others of those can't be had."""
         self.daemon = daemon
         self._peers = dict(peers)
-        self._missing = missing
+        self._failed = dict(failed or {})
         self._tried = dict.fromkeys(peers, 0.0)
         self._ours = Answers()
         self._theirs = Answers()
@@ -52,7 +52,7 @@ class Rivals:
         for mode in list(self._peers):
             found = Answers()
             for jobs in windows:
-                found.add(await self._ask_peer(mode, jobs))
+                found.add(await self.ask_peer(mode, jobs))
             self._tried[mode] = found.on_time_ns / NS_PER_S
         if self._peers:
             best = max(self._peers, key=self._tried.__getitem__)
@@ -64,9 +64,11 @@ class Rivals:
             return
         (mode,) = self._peers
         if ours_first:
-            ours, theirs = await self._ask_daemon(jobs), await self._ask_peer(mode, jobs)
+            ours, theirs = await self._ask_daemon(jobs), await self.ask_peer(mode, jobs)
         else:
-            theirs, ours = await self._ask_peer(mode, jobs), await self._ask_daemon(jobs)
+            theirs, ours = await self.ask_peer(mode, jobs), await self._ask_daemon(jobs)
+        if not self._peers:
+            return
         self._ours.add(ours)
         self._theirs.add(theirs)
         self._windows += 1
@@ -74,15 +76,16 @@ class Rivals:
     def figure(self) -> Figure:
         """Return the service time in time of ours, as a multiple of the peer's."""
         name = "overload.vs_peer_ratio"
-        if self._missing or not self._theirs.on_time_ns:
-            why = self._missing or f"nothing was answered in time: {self._theirs.note}"
+        failed = "; ".join(f"parallel_workers={mode} failed: {why}" for mode, why in self._failed.items())
+        if not self._peers or not self._theirs.on_time_ns:
+            why = failed or f"nothing was answered in time: {self._theirs.note}"
             return Figure(name, None, "x", None, "higher", peer.TITLE, note=why)
         (mode,) = self._peers
         tried = ", ".join(f"{setting}: {seconds:.2f} s" for setting, seconds in self._tried.items())
         note = (
             f"over all traces and loads, both over HTTP from the same client; ours: {self._ours.note}; "
             f"peer: {self._theirs.note}; parallel_workers={mode}, because of the service time in time of a trial "
-            f"({tried}); JSON tensors of zeros, {PEER_CONNECTIONS} connections"
+            f"({tried}); JSON tensors of zeros, {PEER_CONNECTIONS} connections{'; ' if failed else ''}{failed}"
         )
         value = self._ours.on_time_ns / self._theirs.on_time_ns
         return Figure(name, value, "x", None, "higher", peer.TITLE, self._windows, note)
@@ -92,12 +95,14 @@ class Rivals:
         await asyncio.sleep(_SETTLE_S)
         return found
 
-    async def _ask_peer(self, mode: int, jobs: Sequence[Sent]) -> Answers:
+    async def ask_peer(self, mode: int, jobs: Sequence[Sent]) -> Answers:
+        """Play a window against one setting of the peer; one that fails is out."""
         found = Answers()
         try:
             found = await play(self._peers[mode], jobs)
         except* OSError as group:
-            self._missing = f"{peer.TITLE} with parallel_workers={mode}: {group.exceptions[0]!r}"
+            self._failed[mode] = repr(group.exceptions[0])
+            del self._peers[mode]
         await asyncio.sleep(_SETTLE_S)
         return found
 
@@ -114,16 +119,18 @@ async def open_rivals(root: Path, made: Mapping[int, Path], cpus: Sequence[int])
         stack.enter_context(service.running())
         daemon = Server(partial(to_socket, str(service.socket)), _DaemonRequest(), OUR_CONNECTIONS)
         peers: dict[int, Server] = {}
-        missing = ""
-        try:
-            for mode in peer.MODES:
+        failed: dict[int, str] = {}
+        for mode in peer.MODES:
+            try:
                 running = stack.enter_context(peer.running(files, parallel_workers=mode))
+            except PeerMissing as error:
+                failed[mode] = str(error)
+            else:
                 peers[mode] = Server(partial(to_port, running.port), _PeerRequest(), PEER_CONNECTIONS)
-        except PeerMissing as error:
-            missing, peers = str(error), {}
-        rivals = Rivals(daemon, peers, missing)
-        for server in (daemon, *peers.values()):
-            await play(server, warm_up())
+        rivals = Rivals(daemon, peers, failed)
+        await play(daemon, warm_up())
+        for mode in peers:
+            await rivals.ask_peer(mode, warm_up())
         yield rivals
 
 
