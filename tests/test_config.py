@@ -278,6 +278,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a user name of 70 kB": ("[mqtt.site]\nhost = 'b'\nusername = '" + "u" * 70_000 + "'", "mqtt.site.username", "more than 1024"),
     "a user name that MQTT cannot carry": ("[mqtt.site]\nhost = 'b'\nusername = '" + "u" * 2000 + "'", "mqtt.site.username", "more than 1024"),
     "too many CPUs": (f"[scheduler]\ncpus = {list(range(1025))}", "scheduler.cpus", "has 1025 elements"),
+    "too many models": ("".join(f"[[model]]\nname = 'm{number}'\n" for number in range(65)), "model", "has 65 elements, at most 64"),
     "no TOML": ("= =", "", "is not TOML"),
     "nested without end": ("a = " + "[" * 5000 + "]" * 5000, "", "nested too deeply"),
     "an integer without end": ("a = " + "9" * 5000, "", "is not TOML"),

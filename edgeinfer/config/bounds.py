@@ -19,6 +19,7 @@ from edgeinfer.config.sections import (
     BrokerSection,
     CameraSource,
     CommandSource,
+    DeviceConfig,
     JsonLinesSink,
     LoopSection,
     MemorySection,
@@ -40,7 +41,7 @@ MAX_OFFLOAD_BYTES = 15 << 20
 """A link takes messages of at most 16 MiB; a header has to fit in, too."""
 MAX_TEXT_BYTES = 16 << 10
 MAX_ELEMENTS = 1024
-"""Of any list."""
+"""Of any list but those in `COUNTS`."""
 
 _HOUR_NS = 3600 * NS_PER_S
 _TIB = 1 << 40
@@ -97,6 +98,11 @@ BOUNDS: dict[tuple[type[Any], str], Bound] = {
     (NearbyConfig, "advert_period"): Bound(100 * NS_PER_MS, _HOUR_NS),
 }
 
+COUNTS: dict[tuple[type[Any], str], int] = {
+    (DeviceConfig, "model"): 64, (DeviceConfig, "loop"): 64, (NearbyConfig, "model"): 64,
+}  # fmt: skip
+"""Most elements of lists whose every element has a place in each report."""
+
 
 def check_bounds(section: Any, path: str = "") -> Iterator[Problem]:
     """Yield every number, text and list of a section, and of those in it, that lies beyond its bounds.
@@ -105,15 +111,17 @@ def check_bounds(section: Any, path: str = "") -> Iterator[Problem]:
     """
     hints = typing.get_type_hints(type(section))
     for key in (field.name for field in dataclasses.fields(section)):
-        bound = BOUNDS.get((type(section), key))
-        yield from _check(getattr(section, key), f"{path}.{key}".lstrip("."), hints[key], bound)
+        value, bound = getattr(section, key), BOUNDS.get((type(section), key))
+        most = COUNTS.get((type(section), key), MAX_ELEMENTS)
+        if isinstance(value, list) and len(value) > most:
+            yield Problem(f"{path}.{key}".lstrip("."), f"has {len(value)} elements, at most {most} are taken")
+            continue
+        yield from _check(value, f"{path}.{key}".lstrip("."), hints[key], bound)
 
 
 def _check(value: Any, path: str, hint: Any, bound: Bound | None) -> Iterator[Problem]:
     if isinstance(value, list):
-        if len(value) > MAX_ELEMENTS:
-            yield Problem(path, f"has {len(value)} elements, at most {MAX_ELEMENTS} are taken")
-        for index, item in enumerate(value[:MAX_ELEMENTS]):
+        for index, item in enumerate(value):
             yield from _check(item, f"{path}[{index}]", hint, bound)
     elif dataclasses.is_dataclass(value):
         yield from check_bounds(value, path)

@@ -2,8 +2,7 @@
 
 paho's own `connect` resolves, connects and shakes hands in blocking calls; this does the three on the loop and hands
 paho the finished socket. Only name resolution needs a thread, because the C library has no other way: `Resolver` has
-at most one, named `edgeinfer-resolve`, a daemon thread so that a resolver that hangs can't hold up our exit. Numeric
-addresses need none.
+at most one (see `aside`), named `edgeinfer-resolve`. Numeric addresses need none.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from edgeinfer.config import BrokerSection
 from edgeinfer.errors import LinkError
+from edgeinfer.mqtt.aside import Aside
 
 Address = tuple[int, Any]
 """Address family and what `socket.connect` takes."""
@@ -40,7 +39,7 @@ class Resolver:
 
     def __init__(self, resolve: Resolve = getaddrinfo) -> None:
         self._resolve = resolve
-        self._pending: asyncio.Future[list[Address]] | None = None
+        self._aside: Aside[list[Address]] = Aside("edgeinfer-resolve")
 
     async def addresses(self, host: str, port: int) -> list[Address]:
         """Return the addresses of `host`. When the waiting is cancelled, the question stays and can be awaited again.
@@ -50,62 +49,17 @@ class Resolver:
         """
         if numeric := _numeric(host, port):
             return numeric
-        if self._pending is None:
-            self._pending = self._ask(host, port)
-        pending = self._pending
+
+        def resolve() -> list[Address]:
+            try:
+                return self._resolve(host, port)
+            except UnicodeError as error:  # an impossible host name
+                raise OSError(str(error)) from error
+
         try:
-            return await asyncio.shield(pending)
+            return await self._aside.answer(resolve)
         except OSError as error:
             raise LinkError(f"{host} cannot be resolved: {error.strerror or error}") from error
-        finally:
-            if pending.done():
-                self._pending = None
-
-    def _ask(self, host: str, port: int) -> asyncio.Future[list[Address]]:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[Address]] = loop.create_future()
-
-        def settle(found: list[Address] | OSError) -> None:
-            if answer.done():
-                return
-            if isinstance(found, OSError):
-                answer.set_exception(found)
-                answer.exception()  # nobody may be waiting any more: that is no bug
-            else:
-                answer.set_result(found)
-
-        def ask() -> None:
-            found: list[Address] | OSError
-            try:
-                found = self._resolve(host, port)
-            except OSError as error:
-                found = error
-            except UnicodeError as error:  # an impossible host name
-                found = OSError(str(error))
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the program has ended meanwhile
-                loop.call_soon_threadsafe(settle, found)
-
-        threading.Thread(target=ask, name="edgeinfer-resolve", daemon=True).start()
-        return answer
-
-
-def tls_context(broker: BrokerSection) -> ssl.SSLContext | None:
-    """Return the TLS settings of a broker, None for a plain connection. Certificates are read anew at each call.
-
-    Raises:
-        LinkError: a certificate or key file can't be read; the text names it.
-    """
-    if broker.tls_ca is None and broker.tls_cert is None:
-        return None
-    at = broker.tls_ca
-    try:
-        context = ssl.create_default_context(cafile=broker.tls_ca)
-        if broker.tls_cert is not None:
-            at = broker.tls_cert
-            context.load_cert_chain(broker.tls_cert, broker.tls_key)
-    except OSError as error:  # ssl.SSLError is one
-        raise LinkError(f"{at} cannot be used for TLS: {error.strerror or error}") from error
-    return context
 
 
 async def open_socket(

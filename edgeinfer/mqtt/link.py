@@ -24,7 +24,8 @@ from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import BrokerSection
 from edgeinfer.errors import LinkError
 from edgeinfer.mqtt.backoff import Backoff, LinkState
-from edgeinfer.mqtt.connect import Resolver, open_socket, tls_context
+from edgeinfer.mqtt.connect import Resolver, open_socket
+from edgeinfer.mqtt.credentials import CredentialFiles
 from edgeinfer.mqtt.message import Keep, Message
 from edgeinfer.mqtt.outbox import Outbox
 from edgeinfer.mqtt.outgoing import REFUSED, Outgoing
@@ -35,7 +36,7 @@ __all__ = ["Keep", "LinkSnapshot", "LinkState", "Message", "MqttLink"]
 _log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 3.0
-"""For resolving, for TCP and TLS, and for each answer of the broker."""
+"""For reading credentials, for resolving, for TCP and TLS, and for each answer of the broker."""
 _FLUSH_TIMEOUT_S = 2.0
 _CLOSE_TIMEOUT_S = 0.5
 
@@ -81,6 +82,7 @@ class MqttLink:
         self._max_incoming_bytes = max_incoming_bytes
         self._outgoing = Outgoing(name, Outbox() if outbox is None else outbox)
         self._resolver = Resolver() if resolver is None else resolver
+        self._files = CredentialFiles(broker)
         self._backoff = Backoff(dice or random.Random())  # noqa: S311  # jitter, not a secret
         self._state = LinkState.CONNECTING
         self._reason = "no attempt has ended yet"
@@ -191,8 +193,8 @@ class MqttLink:
     async def _connect_once(self) -> tuple[Ended, int | None]:
         """Make one connection and stay until it ends; return why, and how long it lived (None: it never did)."""
         try:
-            context, credentials = tls_context(self._broker), self._credentials()
-            sock = await open_socket(self._broker, self._resolver, context, timeout_s=_CONNECT_TIMEOUT_S)
+            credentials = await self._files.read(timeout_s=_CONNECT_TIMEOUT_S)
+            sock = await open_socket(self._broker, self._resolver, credentials.tls, timeout_s=_CONNECT_TIMEOUT_S)
         except LinkError as error:
             return Ended(LinkState.UNREACHABLE, str(error)), None
         session = self._session = Session(
@@ -206,7 +208,7 @@ class MqttLink:
             session.start(
                 host=self._broker.host,
                 keepalive_s=self._broker.keepalive_s,
-                credentials=credentials,
+                credentials=credentials.user,
                 will=self._will,
                 max_incoming_bytes=self._max_incoming_bytes,
             )
@@ -302,21 +304,6 @@ class MqttLink:
             _log.info("link=%s state=%s was=%s reason=%r", self._name, state.value, old.value, reason)
             for watcher in self._watchers:
                 self._call("on_state", watcher, state)
-
-    def _credentials(self) -> tuple[str, str | None] | None:
-        """Return user name and password; the file is read at each attempt, so that a mended one is used.
-
-        Raises:
-            LinkError: the password file can't be read.
-        """
-        if not self._broker.username:
-            return None
-        if self._broker.password_file is None:
-            return self._broker.username, None
-        try:
-            return self._broker.username, self._broker.password_file.read_text().rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LinkError(f"{self._broker.password_file} cannot be read: {error}") from error
 
 
 async def _settled(*futures: asyncio.Future[Any]) -> bool:
