@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from edgeinfer import oip
 from edgeinfer.artifact.contract import check_inputs
 from edgeinfer.artifact.manifest import MAX_DEADLINE_MS
@@ -49,8 +51,9 @@ def take_request(
     `headers` have lower-case names. The request's tensors are views of `body`.
     """
     try:
-        parsed, payload = oip.decode_request(*oip.split(body, _header_length(headers)))
-        _require_short(payload.header)
+        header, tensors = oip.split(body, _header_length(headers))
+        _require_short(header)
+        parsed, payload = oip.decode_request(header, tensors)
         parameters = parsed.parameters
         deadline_ms = _deadline_ms(model, headers, parameters)
         request = InferRequest(
@@ -81,10 +84,45 @@ def _header_length(headers: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _require_short(facts: bytes | bytearray | memoryview) -> None:
-    if len(facts) > MAX_FACTS_BYTES:
+class _Facts(msgspec.Struct):
+    """One tensor as its sender wrote it, measured without making objects of it."""
+
+    name: msgspec.Raw = msgspec.Raw()
+    shape: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+class _HeaderFacts(msgspec.Struct):
+    inputs: list[_Facts] = []
+    outputs: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+    id: msgspec.Raw = msgspec.Raw()
+
+
+_facts_decoder = msgspec.json.Decoder(_HeaderFacts)
+
+
+def _require_short(header: memoryview) -> None:
+    """Refuse a header that says too much beside its data, before it costs objects on the loop.
+
+    Raises:
+        ProtocolError: it does, or is none.
+    """
+    if len(header) <= MAX_FACTS_BYTES:
+        return
+    if len(header) > oip.MAX_HEADER_BYTES:
+        raise ProtocolError(f"the JSON header has {len(header)} bytes, at most {oip.MAX_HEADER_BYTES} are read")
+    try:
+        facts = _facts_decoder.decode(header)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"the JSON header is not a valid inference header: {error}") from error
+    said = [facts.outputs, facts.parameters, facts.id]
+    for tensor in facts.inputs:
+        said += [tensor.name, tensor.shape, tensor.parameters]
+    said_bytes = sum(memoryview(raw).nbytes for raw in said) + len(said)
+    if said_bytes > MAX_FACTS_BYTES:
         raise ProtocolError(
-            f"names, shapes and parameters have {len(facts)} bytes, at most {MAX_FACTS_BYTES} are taken"
+            f"names, shapes and parameters have {said_bytes} bytes, at most {MAX_FACTS_BYTES} are taken"
         )
 
 
@@ -128,7 +166,7 @@ def _number(
 def _shown(value: object) -> str:
     """Return what a caller gave, short, for an error's text; never raises."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return f"with about {value.bit_length() * 3 // 10} digits"
+        return f"with about {value.bit_length() * 30_103 // 100_000 + 1} digits"
     if isinstance(value, list | dict):
         return f"of {len(value)} values"
     return repr(value[:_MOST_DIGITS] if isinstance(value, str) else value)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -44,6 +45,17 @@ def test_defaults_are_firm_on_this_device_within_ten_seconds() -> None:
     assert (request.scope, request.firm, request.accept_late, request.priority) == (DataScope.DEVICE, True, False, 0)
     assert (request.stream, request.sequence_start, request.version) == (None, False, None)
     assert request.timeline.received_ns == NOW
+
+
+def test_long_parameters_are_refused_before_they_become_objects() -> None:
+    body = msgspec.json.encode(msgspec.json.decode(_body()) | {"parameters": {"x": [[]] * 300_000}})
+    tracemalloc.start()
+    try:
+        assert isinstance(_take(DOUBLE, body), Refusal)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2 << 20
 
 
 def test_the_models_own_deadline_is_the_default_and_the_header_wins() -> None:
@@ -99,8 +111,13 @@ def test_a_models_deadline_is_held_to_the_bound_of_a_given_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "grown", [{"parameters": {"x": "y" * 70_000}}, {"id": "y" * 70_000}, {"outputs": [{"name": "y" * 70_000}]}]
-)
+    "grown",
+    [
+        {"parameters": {"x": "y" * 70_000}}, {"parameters": {"x": [[]] * 300_000}}, {"id": "y" * 70_000},
+        {"outputs": [{"name": "y" * 70_000}]}, {"outputs": [{"name": ""}] * 60_000},
+        {"inputs": [{"name": "x", "parameters": {"x": [{}] * 300_000}}]}, {"inputs": [{"name": ""}] * 60_000},
+    ],
+)  # fmt: skip
 def test_what_is_said_about_the_tensors_is_bounded_as_it_is_read_again_on_its_way(grown: dict[str, Any]) -> None:
     refusal = _take(DOUBLE, msgspec.json.encode(msgspec.json.decode(_body()) | grown))
     assert isinstance(refusal, Refusal)
