@@ -1,7 +1,8 @@
 """Run the device daemon: start the tasks, wait for the signal, drain, leave.
 
 Any task that fails ends the process; systemd restarts it. `READY=1` is sent when local apps can connect and every
-preloaded model has been loaded or has been refused with a reason (docs/systemd.md).
+preloaded model has been loaded or has been refused with a reason (docs/systemd.md). Neither before the first confirmed
+temperature, for which half a second is waited at most.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from collections.abc import Coroutine
 from typing import Any
 
-from edgeinfer.clock import MonotonicClock
+from edgeinfer.clock import NS_PER_S, MonotonicClock
 from edgeinfer.config import DeviceConfig
 from edgeinfer.daemon import descriptors
 from edgeinfer.daemon.device import Device
@@ -22,6 +23,8 @@ from edgeinfer.daemon.systemd import Notifier, Watchdog, extended_start
 
 _log = logging.getLogger(__name__)
 
+_FIRST_TEMPERATURE_NS = NS_PER_S // 2
+"""How long to put work off for the first confirmed temperature: on a board that is hot already, there is none to do."""
 _LAST_WORDS_S = 1.0
 """For callers who are slow to read the end of their request."""
 
@@ -46,6 +49,7 @@ async def _serve(config: DeviceConfig, stop: asyncio.Event) -> None:
                 await until(stop, device.host.start())
                 tasks, loops = _start_tasks(device, group, notifier), list[asyncio.Task[None]]()
                 await until(stop, device.gateway.listening.wait())
+                await until(stop, device.governor.until_known(timeout_ns=_FIRST_TEMPERATURE_NS))
                 await until(stop, device.host.preload())
             if not stop.is_set():
                 device.phase = "running"

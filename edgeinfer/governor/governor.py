@@ -6,6 +6,7 @@ Owns the thermal state and its history (seconds per level, peak, episodes). Deci
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class Governor:
         self._episodes = 0
         self._peak_mc: int | None = None
         self._trips_checked = False
+        self._known = asyncio.Event()
 
     @property
     def limits(self) -> Limits:
@@ -105,6 +107,15 @@ class Governor:
         if self._limits is None:
             return Limits(ThermalLevel.NOMINAL, self._cpus, 1.0, self._memory_ceiling(), reason=self._reason)
         return self._limits
+
+    async def until_known(self, *, timeout_ns: int) -> bool:
+        """Wait until the limits rest on a confirmed temperature or a sensor's fault; False when none came in time."""
+        try:
+            async with asyncio.timeout(timeout_ns / NS_PER_S):
+                await self._known.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def run(self) -> None:
         """Step once a period, for ever. A late step is not made up for."""
@@ -146,6 +157,8 @@ class Governor:
         self._limits = limits
         if changed:
             self._publish(limits)
+        if reading.thermal.state.fault or reading.thermal.temp_mc is not None:
+            self._known.set()
         return limits
 
     def snapshot(self) -> GovernorSnapshot:

@@ -131,6 +131,32 @@ def test_first_sample_is_confirmed_after_a_tenth_of_a_second() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize("then", [reading(96), reading(None, state=SensorState.MISSING)])
+def test_work_can_wait_for_the_first_confirmed_temperature_or_fault(then: BoardReading) -> None:
+    async def main() -> None:
+        waiting = reading(None, state=SensorState.UNCONFIRMED)
+        bench = Bench([waiting, waiting, then])
+        running = asyncio.create_task(bench.governor.run())
+        began = asyncio.get_running_loop().time()
+        assert await bench.governor.until_known(timeout_ns=500_000_000)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(0.2, abs=0.01)
+        assert bench.governor.limits.duty_cycle < 1
+        assert await bench.governor.until_known(timeout_ns=0)
+        running.cancel()
+
+    run_virtual(main())
+
+
+def test_work_does_not_wait_for_ever_for_a_temperature() -> None:
+    async def main() -> None:
+        bench = Bench([reading(None, state=SensorState.UNCONFIRMED)])
+        running = asyncio.create_task(bench.governor.run())
+        assert not await bench.governor.until_known(timeout_ns=500_000_000)
+        running.cancel()
+
+    run_virtual(main())
+
+
 def test_disabled_governor_reports_and_holds_nothing_back() -> None:
     async def main() -> None:
         bench = Bench([reading(50), reading(96)], enabled=False)
