@@ -39,3 +39,20 @@ async def test_a_refused_reply_is_a_warning_that_names_the_topic(
     assert len(warnings) == 1, "one line for a topic within a minute, none for what a caller is told"
     assert f"refused={INBOX} reason=0x87" in warnings[0]
     assert link.snapshot().counters["refused"] == 3
+
+
+async def test_publishes_that_gave_up_take_no_place_from_those_that_wait(tmp_path: Path) -> None:
+    """A broker that is frozen for a while must not cost the publishes that come once it answers again."""
+    with Broker(tmp_path) as broker:
+        link = MqttLink(broker.section(), name="site", client_id="cam-1", clock=MonotonicClock())
+        running = asyncio.create_task(link.run(), name="link")
+        await until(lambda: link.connected)
+        broker.freeze()
+        tried = [link.publish(Message("t", b"x"), timeout_s=0.05) for _ in range(60)]
+        lost = await asyncio.gather(*tried, return_exceptions=True)
+        assert all(isinstance(error, LinkError) for error in lost)
+        assert not link._outgoing._turns
+        broker.thaw()
+        assert await link.publish(Message("t", b"x"), timeout_s=5) in {0, 0x10}
+        running.cancel()
+        await asyncio.wait({running})
