@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,10 @@ import msgspec
 
 from edgeinfer.artifact.board import Board, load_board
 from edgeinfer.client import Client
+from edgeinfer.clock import MonotonicClock
 from edgeinfer.errors import EdgeInferError, LinkError
 from edgeinfer.sensors.process import process_memory, process_tree
+from edgeinfer_demo.bystanders import Bystanders, note
 from edgeinfer_demo.live import Display, View
 from edgeinfer_demo.observer import Observer
 from edgeinfer_demo.plant import Plant
@@ -54,6 +57,8 @@ async def play(world: World, display: Display, out: Path, *, speed: float = 1.0)
     report = compose(evidence, run.peak_pss_bytes, checks, board=board.name, seconds=run.seconds)
     path = await asyncio.to_thread(_write, report, out)
     display.summary(report, checks)
+    if said := note(evidence.others_cores, os.cpu_count() or 1):
+        display.say(said)
     display.say(f"written to {path}; logs and configuration of the services are beside it")
     if failed := [check.name for check in checks if not check.ok]:
         display.say(f"failed: {', '.join(failed)}")
@@ -96,6 +101,7 @@ class _Run:
     async def play(self) -> Evidence:
         """Go through the phases and return the evidence."""
         began_s = time.monotonic()
+        bystanders = Bystanders(_PROC, root_pid=os.getpid(), clock=MonotonicClock())
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._plant.run(), name="plant"),
@@ -109,6 +115,7 @@ class _Run:
             self._end_s = time.monotonic() + sum(phase.seconds for phase in PHASES) / self._speed
             records = [await self._go_through(phase) for phase in PHASES]
             status = await self._observer.status() or self._status
+            others_cores = bystanders.cores()
             exit_status = await asyncio.to_thread(self._world.stop_services)
             await asyncio.sleep(0.5)  # the device's last words are on their way
             exit_status |= await asyncio.to_thread(self._world.stop)
@@ -123,6 +130,7 @@ class _Run:
             exit_status=exit_status,
             firmware_throttled_s=self._plant.state.throttled_s,
             peak_c=self._plant.state.peak_c,
+            others_cores=others_cores,
         )
 
     async def _go_through(self, phase: Phase) -> PhaseRecord:

@@ -22,6 +22,7 @@ def compose(
     return {
         "board": board,
         "seconds": round(seconds, 1),
+        "others_cores": round(evidence.others_cores, 2),
         "loops": {counts["origin"]: _loop(counts) for counts in report["origins"]},
         "frames": {loop["name"]: {key: loop[key] for key in FRAMES} for loop in report["loops"]},
         "thermal": {

@@ -48,6 +48,8 @@ class Evidence:
     """By the emulated board's own account."""
     peak_c: float
     """Hottest moment of the emulated board."""
+    others_cores: float = 0.0
+    """Cores that other programs of this machine used meanwhile, on average."""
 
 
 @dataclass(frozen=True, slots=True)
