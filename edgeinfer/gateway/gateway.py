@@ -157,12 +157,12 @@ class Gateway:
             self._path.unlink(missing_ok=True)
 
     def _dismiss_idle(self) -> bool:
-        """Close the connection that has been without a request for longest; return whether there was one."""
-        before_s = asyncio.get_running_loop().time() - self._bounds.spare_s
+        """Close the connection that has been spare for longest; return whether there was one."""
+        now_s = asyncio.get_running_loop().time()
         waiting = [
-            (connection.waiting_since_s, number, connection)
+            (connection.spare_from_s, number, connection)
             for number, connection in enumerate(self._connections)
-            if connection.waiting_since_s is not None and connection.waiting_since_s <= before_s
+            if connection.spare_from_s is not None and connection.spare_from_s <= now_s
         ]
         if not waiting:
             return False

@@ -27,6 +27,8 @@ _DECODING_BYTES = 32 << 20
 """What one JSON header of the largest size becomes while it is decoded; one at a time is."""
 _EVENTS_AT_A_TIME = 32
 """Chunks that are taken before others have their turn."""
+_PROGRESS_BYTES = 16 << 10
+"""A body that has not grown by so much has not come on."""
 _LOOK_S = 0.05
 _REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 429: b"Too Many Requests", 503: b"Service Unavailable"}
 
@@ -53,7 +55,9 @@ class Bounds:
     copied_bytes: int = 16 << 20
     """Such copies together; a caller beyond it is cut off."""
     spare_s: float = 0.25
-    """At the limit of connections, one that has been without a request for longer is closed for a new one."""
+    """At the limit of connections, one that has been without a request for longer is closed for a new one, …"""
+    stall_s: float = 2.0
+    """… and one whose body has not come on for longer."""
     linger_s: float = 2.0
     """How long what a refused caller still sends is read away, so that it comes to read why."""
 
@@ -117,8 +121,9 @@ class Connection:
         self._method = ""
         self._answered = False
         self._broken = False
-        self.waiting_since_s: float | None = asyncio.get_running_loop().time()
-        """Since when it has had no request, on the loop's clock; None while it has one."""
+        self.spare_from_s: float | None = None
+        """From when on it may be closed for another, on the loop's clock; None while its caller waits for us."""
+        self._spare_in(bounds.spare_s)
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=bounds.head_bytes)
         writer.transport.set_write_buffer_limits(high=0)  # drain() then means: handed to the kernel, all of it
 
@@ -128,7 +133,7 @@ class Connection:
         Raises:
             BadRequest: not HTTP, or a head that is too large or too slow.
         """
-        self.waiting_since_s = asyncio.get_running_loop().time()
+        self._spare_in(self._bounds.spare_s)
         try:
             if not self._http.trailing_data[0]:
                 async with asyncio.timeout(self._bounds.idle_s):
@@ -139,7 +144,7 @@ class Connection:
             return None
         if not isinstance(event, h11.Request):
             return None
-        self.waiting_since_s = None
+        self.spare_from_s = None
         self._method = event.method.decode("latin-1")
         self._answered = False
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
@@ -155,7 +160,8 @@ class Connection:
             BadRequest: larger than `limit_bytes`, too much in flight, in too many pieces, or too slow.
         """
         body = bytearray()
-        chunks = events = 0
+        chunks = events = noticed = 0
+        self._spare_in(self._bounds.stall_s)
         try:
             async with asyncio.timeout(self._bounds.body_s):
                 while isinstance(event := await self._event(), h11.Data):
@@ -167,11 +173,18 @@ class Connection:
                         raise BadRequest(413, f"the body has more than {self._bounds.chunks} chunks; send larger ones")
                     self._take(len(event.data), limit_bytes)
                     body += event.data
+                    if len(body) >= noticed + _PROGRESS_BYTES:
+                        noticed = len(body)
+                        self._spare_in(self._bounds.stall_s)
         except TimeoutError:
             raise BadRequest(408, f"the body did not come within {self._bounds.body_s:g} s") from None
         if not isinstance(event, h11.EndOfMessage):
             raise BadRequest(400, "the connection ended inside the body")
+        self.spare_from_s = None
         return body
+
+    def _spare_in(self, seconds: float) -> None:
+        self.spare_from_s = asyncio.get_running_loop().time() + seconds
 
     def _take(self, size_bytes: int, limit_bytes: int) -> None:
         if self._held_bytes + size_bytes > limit_bytes:
@@ -265,7 +278,11 @@ class Connection:
         return False
 
     def dismiss(self) -> None:
-        """Close a connection that has no request; its task sees the end as if the caller had closed it."""
+        """Close a spare connection; its task sees the end as if the caller had closed it."""
+        if self._http.their_state is h11.SEND_BODY and not self._answered:
+            self._answered = True
+            reply = error_reply(408, "the body did not come on, and others need the connection; send it at once")
+            self._writer.write(_last_reply(b"408 Request Timeout", reply))
         self._writer.close()
 
     @property

@@ -268,6 +268,24 @@ async def test_at_the_limit_the_longest_idle_connection_makes_way() -> None:
             assert (await busy.receive())[0] == 200, "one with a request is never closed for another"
 
 
+async def test_at_the_limit_a_body_that_does_not_come_on_makes_way_and_one_that_does_stays() -> None:
+    bounds = Bounds(connections=2, spare_s=0.05, stall_s=0.1)
+    head = f"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {200_000 + len(DOUBLE_BODY)}\r\n\r\n"
+    async with serving(ScriptedSubmit(), bounds=bounds) as (_, path):  # noqa: SIM117
+        async with calling(path) as stalled, calling(path) as steady:
+            for caller in (stalled, steady):
+                caller.writer.write(head.encode())
+            for _ in range(10):
+                steady.writer.write(b" " * 20_000)
+                stalled.writer.write(b" ")
+                await asyncio.sleep(0.02)
+            async with calling(path) as app:
+                assert (await app.ask("GET", "/v2"))[0] == 200
+                assert (await stalled.receive())[0] == 408
+                steady.writer.write(DOUBLE_BODY)
+                assert (await steady.receive())[0] == 200
+
+
 async def test_a_refused_caller_reads_why_though_it_sends_a_lot_first() -> None:
     async with serving(ScriptedSubmit(), bounds=Bounds(connections=1)) as (_, path), calling(path) as one:
         assert (await one.ask("GET", "/v2"))[0] == 200
