@@ -1,7 +1,7 @@
 """Stop asking a peer that doesn't answer, and find out carefully when it does again.
 
-One breaker per peer. Any answer, a refusal too, proves that the peer lives; only silence and lost connections count
-against it. What is asked and when is `offload`'s.
+One breaker per peer. Any answer, a refusal too, proves that the peer lives; silence, lost connections and answers that
+are none count against it. What is asked and when is `offload`'s.
 """
 
 from __future__ import annotations

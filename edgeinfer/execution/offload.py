@@ -25,7 +25,7 @@ from edgeinfer.errors import LinkError
 from edgeinfer.execution.conversation import Asked, Conversations, UnderWay
 from edgeinfer.execution.executor import Estimate
 from edgeinfer.execution.peer import Peer, PeerSnapshot
-from edgeinfer.execution.peer_answer import read_answer
+from edgeinfer.execution.peer_answer import NO_ANSWERS, read_answer
 from edgeinfer.execution.peers import PeerBook
 from edgeinfer.mqtt.backoff import LinkState
 from edgeinfer.mqtt.envelope import AdvertModel
@@ -291,7 +291,15 @@ class OffloadExecutor:
             peer.breaker.silent(now_ns)
             return Expired(f"{peer.name} did not answer within {(now_ns - under_way.asked.sent_ns) / 1e6:.1f} ms")
         said = answer.result()
-        return said if isinstance(said, Failure) else self._read(request, under_way, said)
+        if isinstance(said, Failure) and not self._link.connected:
+            peer.breaker.abandoned()
+            return said
+        ending = said if isinstance(said, Failure) else self._read(request, under_way, said)
+        if isinstance(ending, Failure) and ending.reason in NO_ANSWERS:
+            peer.breaker.silent(now_ns)  # it lives, but is of as little use as if it didn't
+        else:
+            peer.breaker.answered()
+        return ending
 
     async def _wait(self, futures: set[asyncio.Future[Any]], until_ns: int) -> None:
         remaining_s = max(0, until_ns - self._clock.now_ns()) / NS_PER_S
@@ -323,7 +331,6 @@ class OffloadExecutor:
 
         Neither can have been longer than the round trip, whatever the peer says.
         """
-        asked.peer.breaker.answered()
         round_trip_ns = self._clock.now_ns() - asked.sent_ns
         queue_ns = min(answer.queue_ns, round_trip_ns)
         run_ns = min(answer.run_ns, round_trip_ns - queue_ns)
@@ -334,6 +341,7 @@ class OffloadExecutor:
 
     def _came_late(self, asked: Asked, answer: Answer) -> None:
         """An answer that nobody waits for any more still tells that its peer lives, and how long it takes."""
+        asked.peer.breaker.answered()
         self._learn(asked, answer)
 
     def _on_link(self, state: LinkState) -> None:

@@ -16,6 +16,9 @@ from edgeinfer.request import Expired, Failure, InferRequest, OutcomeKind, Place
 PEER_FAILED = "peer_failed"
 """A failure whose word is none of ours; the detail has it."""
 
+NO_ANSWERS = frozenset({"bad_answer", "wrong_digest"})
+"""Failures whose answer was none: a peer that gives several in a row isn't asked for a while."""
+
 FAILURES = frozenset(
     {
         "answer_too_large", "contract_mismatch", "crashed", "input_invalid", "internal", "non_finite_output",

@@ -313,6 +313,31 @@ def test_a_peer_that_tells_absurd_times_stays_usable() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize("lie", [{"digest": "other"}, {"variant": "none"}, {"version": ""}], ids=str)
+def test_three_answers_that_are_none_open_the_circuit_and_a_good_probe_closes_it(lie: dict[str, str]) -> None:
+    lies = True
+
+    async def main() -> None:
+        nonlocal lies
+        link = RecordingLink(lambda message: replace(ok(message), **(lie if lies else {})))  # type: ignore[arg-type]
+        executor = executor_on(link)
+
+        async def ask_after(seconds: float) -> object:
+            await asyncio.sleep(seconds)
+            link.deliver(advert("box", offering("m")))
+            return await executor.execute(ask_for())
+
+        endings = [await ask_after(0) for _ in range(4)]
+        assert [type(ending) for ending in endings] == [Failure, Failure, Failure, Refusal]
+        assert isinstance(await ask_after(2), Failure), "a probe"
+        lies = False
+        assert isinstance(await ask_after(0), Refusal)
+        assert isinstance(await ask_after(10), Result), "the next probe"
+        assert isinstance(await ask_after(0), Result)
+
+    run_virtual(main())
+
+
 def test_the_words_of_a_peer_are_those_of_a_closed_set() -> None:
     words = itertools.count()
 
