@@ -19,8 +19,8 @@ from edgeinfer.gateway.reply import Reply, error_reply
 
 READER_BYTES = 64 << 10
 """Limit of the stream reader of a connection, which holds twice that and one read of the loop beyond it."""
-_READ_BYTES = 128 << 10
-_PIECE_BYTES = 256 << 10
+_READ_BYTES = 64 << 10
+_PIECE_BYTES = 128 << 10
 """Replies are handed to the kernel in pieces of this size."""
 _LOOP_READ_BYTES = 256 << 10
 _DECODING_BYTES = 32 << 20
@@ -52,7 +52,7 @@ class Bounds:
     """Most chunks of one chunked body."""
     grace_s: float = 0.25
     """An answer that is not read by then is copied, and what it borrowed is given back."""
-    copied_bytes: int = 16 << 20
+    copied_bytes: int = 8 << 20
     """Such copies together; a caller beyond it is cut off."""
     spare_s: float = 0.25
     """At the limit of connections, one that has been without a request for longer is closed for a new one, …"""
@@ -64,10 +64,11 @@ class Bounds:
     @property
     def buffer_bytes(self) -> int:
         """Most bytes that all buffers of a gateway with these bounds have at once: what to reserve for it."""
-        reading = 2 * READER_BYTES + _LOOP_READ_BYTES + 2 * _READ_BYTES + self.head_bytes
+        read = 2 * READER_BYTES + _LOOP_READ_BYTES
+        served = self.connections * (read + 2 * _READ_BYTES + self.head_bytes + _PIECE_BYTES)
+        leaving = self.connections * read
         bodies = self.body_bytes_in_flight + self.body_bytes_in_flight // 8  # bytearrays grow by an eighth
-        # as many callers again may be on their way out
-        return 2 * self.connections * (reading + _PIECE_BYTES) + bodies + self.copied_bytes + _DECODING_BYTES
+        return served + leaving + bodies + self.copied_bytes + _DECODING_BYTES
 
 
 class BadRequest(EdgeInferError):
