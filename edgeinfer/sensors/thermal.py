@@ -2,7 +2,8 @@
 
 Owns which zones are believed, and one probe (a thread) for each of them. Zones are chosen by type, because their index
 changes between boots; `cpu-thermal` and `cpu_thermal` are one name. The temperature is that of the hottest of them that
-can be believed, whichever its type: they share the board's trips. What to do about it, and about having none, is the governor's.
+can be believed, whichever its type: they share the board's trips. What to do about it is the
+governor's.
 """
 
 from __future__ import annotations

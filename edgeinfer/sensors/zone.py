@@ -31,7 +31,7 @@ FALL_MC = 30_000
 `device-configs/`, at an assumed 2 C/W from junction to board: an engineering bound, not a measurement."""
 COOLING_MC_PER_S = 3_000
 """What it may lose each second beyond that, with the board. The quickest in `device-configs/` (time constant 12 s)
-falls from 97 C by 35 C in its first 8 s, 11 C more than 8 s of this; a Raspberry Pi (150 s) by half a degree a second."""
+falls from 97 C by 35 C in its first 8 s, 11 C more than 8 s of this; a Raspberry Pi (150 s) by 0.5 C/s at most."""
 STOOD_NS = 600 * NS_PER_S
 """A value that was reached by an impossible fall is believed after standing so long: four time constants of a Pi. By
 then a sensor that is stuck is known to be `frozen`."""
