@@ -104,13 +104,13 @@ class Estimator:
             duration_ns = min(elapsed_ns, _OUTLIER * max(1, estimate.p99_ns))
             self.observe(key, duration_ns, now_ns=now_ns, slowdown=slowdown, origin=window.origin)
 
-    def stale(self, key: ModelKey, now_ns: int) -> bool:
-        """Return whether the model wasn't tried here lately: its estimate is hearsay."""
+    def stale(self, key: ModelKey, now_ns: int, *, after_ns: int = STALE_NS) -> bool:
+        """Return whether the model wasn't tried here for so long that its estimate is hearsay."""
         window = self._windows.get(key)
         if window is None:
             return True
         tries = [when for when in (window.stopped_ns, window.runs[-1][0] if window.runs else None) if when is not None]
-        return not tries or now_ns - max(tries) > STALE_NS
+        return not tries or now_ns - max(tries) > after_ns
 
 
 def slowdown(wanted_cores: int, cores: int) -> float:

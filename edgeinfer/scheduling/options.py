@@ -17,6 +17,9 @@ from edgeinfer.scheduling.placement import place, settled
 from edgeinfer.scheduling.runs import Runs, last_moment_ns, model_key
 from edgeinfer.scheduling.ticket import PendingTicket
 
+TRY_AGAIN_NS = 1_000_000_000
+"""A model that next door takes all frames of is tried here this often."""
+
 
 @dataclass(frozen=True, slots=True)
 class Here:
@@ -62,15 +65,21 @@ class Options:
             replaces = tuple(entry.job.id for entry in self._queue.superseded_by(request))
             local = admit(job, self.load(limits, now_ns), replaces=replaces, now_ns=now_ns)
         placed = place(request, local, None if settled(local) else self.nearby(ticket), now_ns=now_ns)
-        if isinstance(placed, Refusal):
-            if not isinstance(estimate, Estimate) or not self._may_use_spare_time(request, estimate, placed, now_ns):
-                return placed
-            job = self._job(request, estimate, spare=True)
-            local = admit(job, self.load(limits, now_ns), replaces=replaces, now_ns=now_ns)
-            return Here(job, local) if isinstance(local, Admission) else placed
-        if placed.placement is Placement.LOCAL and job is not None and isinstance(local, Admission):
+        if not isinstance(placed, Refusal) and placed.placement is Placement.LOCAL:
+            assert job is not None, "what runs here was admitted"
+            assert isinstance(local, Admission), "what runs here was admitted"
             return Here(job, local)
-        return NextDoor()
+        if isinstance(estimate, Estimate) and isinstance(local, Refusal):
+            if isinstance(placed, Refusal):
+                tried = self._may_use_spare_time(request, estimate, placed, now_ns)
+            else:
+                tried = self._worth_a_try(request, local, now_ns)
+            if tried:
+                job = self._job(request, estimate, spare=True)
+                spare = admit(job, self.load(limits, now_ns), replaces=replaces, now_ns=now_ns)
+                if isinstance(spare, Admission):
+                    return Here(job, spare)
+        return placed if isinstance(placed, Refusal) else NextDoor()
 
     def instead(self, ticket: PendingTicket, refusal: Refusal, limits: Limits, now_ns: int) -> Choice:
         """Return what else can be done with an admitted request that can't be kept as it was, for `refusal`.
@@ -123,6 +132,16 @@ class Options:
             lanes=max(1, estimate.lanes),
             wait_ns=estimate.wait_ns,
         )
+
+    def _worth_a_try(self, request: InferRequest, refusal: Refusal, now_ns: int) -> bool:
+        """Return whether a frame that could go next door is tried on the idle machine once more.
+
+        When some slow runs have made the estimate too pessimistic, and next door takes all, nothing would ever be
+        learned here again. A frame a second may be lost for that.
+        """
+        if request.firm or refusal.reason is not Reason.DEADLINE_UNREACHABLE or len(self._queue):
+            return False
+        return not self._runs.cores_busy and self._runs.hearsay(request, now_ns, after_ns=TRY_AGAIN_NS)
 
     def _may_use_spare_time(self, request: InferRequest, estimate: Estimate, refusal: Refusal, now_ns: int) -> bool:
         """Return whether a request that can't be in time may run all the same when nothing else wants the cores.

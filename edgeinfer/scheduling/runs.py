@@ -17,7 +17,7 @@ from edgeinfer.errors import InternalError
 from edgeinfer.execution.executor import Estimate, Executor
 from edgeinfer.limits import Limits
 from edgeinfer.request import Ending, Expired, Failure, InferRequest, Placement, Result
-from edgeinfer.scheduling.estimator import Estimator, slowdown
+from edgeinfer.scheduling.estimator import STALE_NS, Estimator, slowdown
 from edgeinfer.scheduling.forecast import Machine, ModelKey, Occupied, occupied
 from edgeinfer.scheduling.pacing import UNPACED
 from edgeinfer.scheduling.ticket import PendingTicket, Stage
@@ -139,9 +139,9 @@ class Runs:
             return Estimate(estimate.p50_ns, estimate.p99_ns, 0, estimate.cores, estimate.lanes)
         return estimate
 
-    def hearsay(self, request: InferRequest, now_ns: int) -> bool:
-        """Return whether nothing was seen of the model here lately, so that its estimate may be wrong."""
-        return self._estimator.stale(model_key(request), now_ns)
+    def hearsay(self, request: InferRequest, now_ns: int, *, after_ns: int = STALE_NS) -> bool:
+        """Return whether nothing was seen of the model here for so long that its estimate may be wrong."""
+        return self._estimator.stale(model_key(request), now_ns, after_ns=after_ns)
 
     def next_look_ns(self, now_ns: int) -> int | None:
         """Return when a run that isn't done by then will have changed the forecast; None when none runs here."""
