@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -158,6 +159,7 @@ async def test_thirty_failed_loads_and_thirty_good_ones_leave_nothing(
 ) -> None:
     (bad := tmp_path / "bad.onnx").write_bytes(b"nonsense")
     good = graphs.write(tmp_path / "good.onnx", graphs.identity())
+    gc.collect()  # what earlier tests of this run left to it
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     children_before = set(children())
     for _ in range(30):
@@ -166,7 +168,7 @@ async def test_thirty_failed_loads_and_thirty_good_ones_leave_nothing(
         worker = await Worker.start(nursery, bare_spec(good, threads=1), deadline_ns=in_ms(5000))
         output(await worker.run(request_of(x=floats(1)), deadline_ns=in_ms(1000)))
         await worker.stop()
-    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
     assert set(children()) <= children_before
 
 
