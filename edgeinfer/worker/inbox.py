@@ -32,6 +32,7 @@ from edgeinfer.worker.messages import (
     LoadSpec,
     Log,
     Run,
+    Shrink,
     Stop,
     ToWorker,
 )
@@ -43,7 +44,7 @@ _LOGS_PER_S: Final = 20
 _EXIT_PROTOCOL: Final = 76  # EX_PROTOCOL
 
 Channel = ProcessEnd[ToWorker, FromWorker]
-Work = tuple[Run, int] | LoadSpec | ForgetStream | Stop
+Work = tuple[Run, int] | LoadSpec | ForgetStream | Shrink | Stop
 """What the main thread does; a run comes with the moment at which it was received."""
 
 

@@ -37,6 +37,8 @@ from edgeinfer.worker.messages import (
     Oversize,
     Room,
     Run,
+    Shrink,
+    Shrunk,
     Span,
     Stop,
     ToWorker,
@@ -89,6 +91,9 @@ def _serve(channel: Channel, inbox: Inbox) -> int:
             case ForgetStream(stream):
                 assert runner is not None, "the daemon forgets no stream before the model is loaded"
                 runner.states.forget(stream)
+            case Shrink():
+                session.shrink()
+                channel.send(Shrunk())
             case Stop():
                 return 0
 

@@ -13,7 +13,7 @@ import msgspec
 
 from edgeinfer.artifact.manifest import Classes, StateSpec, TensorSpec
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 
 
 # What the daemon asks of the zygote, and what that answers.
@@ -196,11 +196,15 @@ class ForgetStream(msgspec.Struct, tag=True):
     stream: str
 
 
+class Shrink(msgspec.Struct, tag=True):
+    """Give memory that no run needs now back to the kernel, between two runs; answered with `Shrunk`."""
+
+
 class Stop(msgspec.Struct, tag=True):
     """Exit after the run that is under way."""
 
 
-ToWorker = Load | Attach | Detach | Run | Cancel | Grant | ForgetStream | Stop
+ToWorker = Load | Attach | Detach | Run | Cancel | Grant | ForgetStream | Shrink | Stop
 
 
 # What a worker tells the daemon.
@@ -299,6 +303,10 @@ class Oversize(msgspec.Struct, tag=True):
     needed_bytes: int
 
 
+class Shrunk(msgspec.Struct, tag=True):
+    """Answer to `Shrink`: what could be given back was."""
+
+
 class Log(msgspec.Struct, tag=True):
     """A line for the journal. `level` is logging's: 30 warning, 40 error."""
 
@@ -306,4 +314,4 @@ class Log(msgspec.Struct, tag=True):
     text: str
 
 
-FromWorker = Hello | Loaded | LoadFailed | Done | Failed | Oversize | Log
+FromWorker = Hello | Loaded | LoadFailed | Done | Failed | Oversize | Shrunk | Log

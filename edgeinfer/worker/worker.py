@@ -38,6 +38,8 @@ from edgeinfer.worker.messages import (
     Log,
     Memory,
     Oversize,
+    Shrink,
+    Shrunk,
     Stop,
     ToWorker,
 )
@@ -92,6 +94,8 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._clock = LoopClock(self._loop)
         self.died: asyncio.Future[WorkerEnd] = self._loop.create_future()
+        self.shrinks = 0
+        """How often it has given back what it did not need, because it was asked to."""
         self._child = newborn.child
         self._flights = Flights(spec.title, limits, self, on_slots_change)
         self._loaded: asyncio.Future[Loaded] = self._loop.create_future()
@@ -201,6 +205,12 @@ class Worker:
             with contextlib.suppress(ProtocolError):
                 self.send(ForgetStream(stream))
 
+    def shrink(self) -> None:
+        """Have the process give back what no run needs now, after the runs that it has; `shrinks` counts the answers."""
+        if self.is_alive:
+            with contextlib.suppress(ProtocolError):
+                self.send(Shrink())
+
     def set_affinity(self, cpus: Iterable[int]) -> None:
         """Put every thread of the process on these CPUs; threads that it makes later inherit them.
 
@@ -288,6 +298,8 @@ class Worker:
                 self._flights.on_failed(message)
             case Oversize():
                 self._flights.on_oversize(message)
+            case Shrunk():
+                self.shrinks += 1
             case Log(level, text):
                 _log.log(level, "model=%r pid=%d %s", self.spec.title, self.pid, text)
             case Hello(protocol, _):

@@ -103,3 +103,16 @@ def filled() -> ModelProto:
 def strings() -> ModelProto:
     """x[n] of strings -> y = x."""
     return model([node("Identity", ["x"], ["y"])], [value("x", STRING, ["n"])], [value("y", STRING, ["n"])])
+
+
+def convolutions(channels: int = 16, layers: int = 4) -> ModelProto:
+    """x[1,3,h,w] -> y[1,channels,1,1]: activations as large as the picture, a result that is not."""
+    rng = np.random.default_rng(0)
+    nodes, weights, last, width = [], [], "x", 3
+    for i in range(layers):
+        kernel = (rng.standard_normal((channels, width, 3, 3)) / np.sqrt(9 * width)).astype(np.float32)
+        weights.append(numpy_helper.from_array(kernel, f"w{i}"))
+        nodes += [node("Conv", [last, f"w{i}"], [f"c{i}"], pads=[1, 1, 1, 1]), node("Relu", [f"c{i}"], [f"r{i}"])]
+        last, width = f"r{i}", channels
+    nodes.append(node("GlobalAveragePool", [last], ["y"]))
+    return model(nodes, [value("x", FLOAT, [1, 3, "h", "w"])], [value("y", FLOAT, [1, channels, 1, 1])], weights)
