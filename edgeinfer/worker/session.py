@@ -159,7 +159,7 @@ def shrink() -> None:
     run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     with contextlib.suppress(Exception):  # without an arena there is none to shrink; its errors share no other base
         idle = ort.InferenceSession(_IDENTITY, options, providers=["CPUExecutionProvider"])
-        idle.run(None, {"x": np.array(True)}, run_options)
+        idle.run(None, {"x": np.ones((), np.bool_)}, run_options)
     give_back_freed_memory()
 
 

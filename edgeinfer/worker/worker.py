@@ -206,7 +206,7 @@ class Worker:
                 self.send(ForgetStream(stream))
 
     def shrink(self) -> None:
-        """Have the process give back what no run needs now, after the runs that it has; `shrinks` counts the answers."""
+        """Have the process give back what no run needs, after the runs that it has; `shrinks` counts the answers."""
         if self.is_alive:
             with contextlib.suppress(ProtocolError):
                 self.send(Shrink())

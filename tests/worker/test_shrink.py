@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgeinfer.worker.worker import Worker
 from tests.worker import graphs
@@ -22,7 +23,7 @@ def anonymous(worker: Worker) -> int:
     return memory.anon_bytes
 
 
-async def ask(worker: Worker, side: int) -> np.ndarray:  # type: ignore[type-arg]
+async def ask(worker: Worker, side: int) -> NDArray[np.float32]:
     picture = np.ones((1, 3, side, side), np.float32)
     return output(await worker.run(request_of(x=picture), deadline_ns=in_ms(20_000)))
 
