@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from edgeinfer.artifact.epcontext import refuse_compiled_contexts
 from edgeinfer.artifact.external_data import check_external_data
 from edgeinfer.artifact.manifest import (
     MANIFEST_FILE,
@@ -50,7 +51,7 @@ def verify_bundle(path: Path) -> tuple[Manifest, str]:
         ManifestInvalid: no manifest, one that contradicts itself, or files that are missing, too many, or no plain
             files; the text names each.
         DigestMismatch: a file's size or sha256 is not the declared one.
-        ArtifactError: a model refers to data outside the bundle.
+        ArtifactError: a model refers to data outside the bundle, or holds code that a provider has compiled.
     """
     raw = _read_whole(path, MANIFEST_FILE, MAX_MANIFEST_BYTES)
     manifest = parse_manifest(raw, str(path / MANIFEST_FILE))
@@ -59,6 +60,7 @@ def verify_bundle(path: Path) -> tuple[Manifest, str]:
         _check_file(path, name, declared)
     for name in sorted({variant.file for variant in manifest.variants}):
         check_external_data(path / name, manifest.files, PurePosixPath(name))
+        refuse_compiled_contexts(path / name)
     return manifest, bundle_digest(raw)
 
 

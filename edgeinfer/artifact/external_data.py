@@ -9,17 +9,11 @@ remains is for the probe in a throw-away worker.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-from edgeinfer.errors import ArtifactError, ManifestInvalid
-
-MAX_DEPTH = 64
-MAX_FIELDS = 5_000_000
-"""A model of 100,000 nodes has about two million; more is no model but an attempt to keep us busy."""
-_BLOCK_BYTES = 4096
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+from edgeinfer.artifact.protobuf import BYTES, MAX_DEPTH, Blocks, fields, opened
+from edgeinfer.errors import ArtifactError
 
 # Message name -> field number -> message name of what the field holds (onnx.proto3).
 _CHILDREN = {
@@ -60,47 +54,11 @@ def external_locations(path: Path) -> set[str]:
     Raises:
         ManifestInvalid: the file is empty, unreadable or no protobuf.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise ManifestInvalid(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        return set(_locations(_Blocks(descriptor)))
-    except ValueError as error:
-        raise ManifestInvalid(f"{path} is not an ONNX model: {error}") from error
-    except OSError as error:
-        raise ManifestInvalid(f"{path} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+    with opened(path) as descriptor:
+        return set(_locations(Blocks(descriptor)))
 
 
-class _Blocks:
-    """A file read block by block where it is looked at.
-
-    Not mapped: on a failing card a mapped page that cannot be read is SIGBUS, a read that fails is an OSError.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._start = 0
-        self._block = b""
-        self.size = os.fstat(descriptor).st_size
-        self.fields_left = MAX_FIELDS
-
-    def byte(self, at: int) -> int:
-        offset = at - self._start
-        if not 0 <= offset < len(self._block):
-            self._start, offset = at, 0
-            self._block = os.pread(self._descriptor, _BLOCK_BYTES, at)
-            if not self._block:
-                raise ValueError(f"it ends at byte {at}")
-        return self._block[offset]
-
-    def text(self, start: int, end: int) -> bytes:
-        return os.pread(self._descriptor, min(end - start, _BLOCK_BYTES), start)
-
-
-def _locations(data: _Blocks) -> Iterator[str]:
+def _locations(data: Blocks) -> Iterator[str]:
     """Yield the locations; depth-first with an explicit stack, because the nesting is the file's."""
     if not data.size:
         raise ValueError("it is empty")
@@ -111,9 +69,9 @@ def _locations(data: _Blocks) -> Iterator[str]:
         if depth > MAX_DEPTH:
             raise ValueError(f"messages are nested deeper than {MAX_DEPTH}")
         children = _CHILDREN[message]
-        for field, wire, at, stop in _fields(data, start, end):
+        for field, wire, at, stop in fields(data, start, end):
             child = children.get(field)
-            if child is None or wire != _BYTES:
+            if child is None or wire != BYTES:
                 continue
             graphs += message == "Model" and child == "Graph"
             if child == "Entry":
@@ -126,49 +84,11 @@ def _locations(data: _Blocks) -> Iterator[str]:
         raise ValueError("it has no graph")
 
 
-def _entry(data: _Blocks, start: int, end: int) -> tuple[bytes, bytes]:
+def _entry(data: Blocks, start: int, end: int) -> tuple[bytes, bytes]:
     key = value = b""
-    for field, wire, at, stop in _fields(data, start, end):
-        if wire == _BYTES and field == _ENTRY_KEY:
+    for field, wire, at, stop in fields(data, start, end):
+        if wire == BYTES and field == _ENTRY_KEY:
             key = data.text(at, stop)
-        elif wire == _BYTES and field == _ENTRY_VALUE:
+        elif wire == BYTES and field == _ENTRY_VALUE:
             value = data.text(at, stop)
     return key, value
-
-
-def _fields(data: _Blocks, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (field number, wire type, start, end) of each field of the message in data[start:end]."""
-    at = start
-    while at < end:
-        tag, at = _varint(data, at, end)
-        field, wire = tag >> 3, tag & 7
-        if wire == _VARINT:
-            _, stop = _varint(data, at, end)
-        elif wire == _FIXED64:
-            stop = at + 8
-        elif wire == _FIXED32:
-            stop = at + 4
-        elif wire == _BYTES:
-            length, at = _varint(data, at, end)
-            stop = at + length
-        else:
-            raise ValueError(f"wire type {wire} at byte {at}")
-        if field == 0 or stop > end:
-            raise ValueError(f"a field at byte {at} overruns its message")
-        data.fields_left -= 1
-        if data.fields_left < 0:
-            raise ValueError(f"it has more than {MAX_FIELDS} fields")
-        yield field, wire, at, stop
-        at = stop
-
-
-def _varint(data: _Blocks, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data.byte(at)
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError(f"a number at byte {at} does not end")
