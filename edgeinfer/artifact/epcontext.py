@@ -69,8 +69,8 @@ def refuse_compiled_contexts(path: Path) -> None:
     if context is not None:
         raise UnsignedContext(
             f"{path} holds compiled code ({context}), which the provider's driver runs unchecked; it is taken only "
-            "from a signed bundle, and signatures cannot be checked yet. Build from the plain ONNX model instead, without "
-            "ep.context_enable: the provider compiles it on the device"
+            "from a signed bundle, and signatures cannot be checked yet. Build from the plain ONNX model instead "
+            "(without ep.context_enable): the provider compiles it on the device"
         )
 
 

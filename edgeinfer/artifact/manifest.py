@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from edgeinfer.artifact.provider import CPU_PROVIDER, MAX_PROVIDERS, check_providers
 from edgeinfer.datatype import ITEM_BYTES
 from edgeinfer.errors import ManifestInvalid, UnsupportedSchema
 
@@ -137,7 +138,10 @@ class Variant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """Anonymous memory between runs, after loading."""
     latency_us: Annotated[dict[str, Annotated[int, Meta(le=3_600_000_000)]], Meta(max_length=64)] = {}
     """Estimated p99 of one run by thread count, `{"1": 9800}`: a seed until the device has measured."""
-    providers: list[str] = msgspec.field(default_factory=lambda: ["CPUExecutionProvider"])
+    providers: list[str] = msgspec.field(default_factory=lambda: [CPU_PROVIDER])
+    """Execution providers in order of precedence. Without the CPU's at the end no operator may run on the CPU."""
+    provider_options: Annotated[dict[str, dict[str, str]], Meta(max_length=MAX_PROVIDERS)] = {}
+    """Options of each, of those that `artifact.provider` lists."""
     instruction_sets: list[str] = []
     """/proc/cpuinfo flags that this variant needs to be right (not only fast)."""
     tolerance: Annotated[float, Meta(ge=0, le=1e9)] = 1e-3
@@ -350,8 +354,8 @@ def _check_variants(manifest: Manifest) -> list[str]:
             problems.append(f"variant {variant.name!r} names {variant.file!r}, which is not in files")
         if not 0 < variant.steady_bytes <= variant.load_peak_bytes:
             problems.append(f"variant {variant.name!r} needs 0 < steady_bytes <= load_peak_bytes")
-        if not variant.providers:
-            problems.append(f"variant {variant.name!r} names no provider")
+        wrong = check_providers(variant.providers, variant.provider_options)
+        problems += [f"variant {variant.name!r} {problem}" for problem in wrong]
         for threads, latency in variant.latency_us.items():
             if not _THREADS.fullmatch(threads) or latency < 1:
                 problems.append(f"variant {variant.name!r} has latency_us {threads!r}: {latency}")
