@@ -124,6 +124,7 @@ def _load(spec: LoadSpec, channel: Channel, inbox: Inbox) -> Runner:
             providers=model.providers,
             inputs=model.inputs,
             outputs=model.outputs,
+            nodes=model.nodes,
         )
     )
     return Runner(spec, model, channel, inbox)

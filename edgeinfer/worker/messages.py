@@ -13,7 +13,7 @@ import msgspec
 
 from edgeinfer.artifact.manifest import Classes, StateSpec, TensorSpec
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 
 
 # What the daemon asks of the zygote, and what that answers.
@@ -114,7 +114,10 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str
     """The ONNX file."""
     providers: list[str]
+    """In order of precedence; without the CPU's no operator may run on the CPU."""
     intra_threads: int
+    provider_options: dict[str, dict[str, str]] = {}
+    """By provider, of those that `artifact.provider` lists."""
     inter_threads: int = 1
     cpus: list[int] | None = None
     """CPUs that every thread of the worker may run on; None leaves the daemon's own mask."""
@@ -245,9 +248,11 @@ class Loaded(msgspec.Struct, tag=True):
     after: Memory
     """After loading and giving freed memory back to the kernel."""
     providers: list[str]
-    """Providers that the session really uses."""
+    """Providers that the session really uses: with more than one to choose from, those that took an operator."""
     inputs: list[GraphTensor]
     outputs: list[GraphTensor]
+    nodes: dict[str, int] = {}
+    """How many of the graph's operators each provider took; empty when only the CPU was asked."""
 
 
 class LoadFailed(msgspec.Struct, tag=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import onnxruntime as ort
 
+from edgeinfer.artifact.epcontext import UnsignedContext, refuse_compiled_contexts
+from edgeinfer.artifact.provider import CPU_PROVIDER
+from edgeinfer.errors import ManifestInvalid
 from edgeinfer.worker import compile as compiled_form
+from edgeinfer.worker import providers
 from edgeinfer.worker.fault import INPUT_INVALID, Fault
 from edgeinfer.worker.messages import GraphTensor, LoadSpec
 
@@ -44,9 +49,11 @@ _REASONS: Final = {
 """Why a load failed, by ONNX Runtime's exception; others are `load_failed`."""
 
 _OUT_OF_MEMORY: Final = re.compile(
-    r"Available memory of \d+ is smaller|Failed to allocate memory|bad_alloc|std::bad_array_new_length|cannot allocate",
+    r"Available memory of \d+ is smaller|Failed to allocate memory|bad_alloc|std::bad_array_new_length|cannot allocate"
+    r"|can't alloc|Resource temporarily unavailable",  # OpenVINO's words; the latter: no room for a thread's stack
     re.IGNORECASE,
 )
+_NOT_TAKEN: Final = "fallback to CPU EP has been explicitly disabled"
 _TOO_NEW: Final = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
 _NOISE: Final = (
     re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : "),
@@ -76,7 +83,8 @@ class Model:
     def __init__(self, session: ort.InferenceSession, spec: LoadSpec) -> None:
         self._session = session
         self._output_names = [spec_.name for spec_ in spec.outputs] + [state.output for state in spec.state]
-        self.providers: list[str] = list(session.get_providers())
+        self.nodes = providers.node_counts(session, spec)
+        self.providers: list[str] = [n for n in session.get_providers() if not self.nodes or n in self.nodes]
         self.inputs = [_graph_tensor(node) for node in session.get_inputs()]
         self.outputs = [_graph_tensor(node) for node in session.get_outputs()]
         if not spec.outputs:
@@ -104,18 +112,21 @@ def load(spec: LoadSpec, log: Logger) -> Model:
         Fault: with what is wrong with the file, the contract or this runtime.
     """
     ort.set_default_logger_callback(lambda severity, _category, _id, _at, text: log(_level(severity), clean(text)), 2)
-    available = ort.get_available_providers()
-    if missing := [name for name in spec.providers if name not in available]:
-        raise Fault("provider_unavailable", f"{spec.title} needs {missing[0]}; this runtime has {', '.join(available)}")
+    _refuse_compiled_contexts(spec)
     if spec.form == "prepacked":
         _keep_freed_blocks(_LARGE_BLOCK_BYTES)
     try:
-        session = ort.InferenceSession(spec.path, _options(spec), providers=list(spec.providers))
+        options = _options(spec)
+        session = ort.InferenceSession(spec.path, options, providers=providers.choose(spec, options))
+    except Fault:
+        raise
     except Exception as error:
         raise _load_fault(spec, error) from error
     session.disable_fallback()  # a provider that fails is a failure to report, not a reason to load again elsewhere
     model = Model(session, spec)
     _check_contract(spec, model)
+    if model.nodes and set(model.nodes) == {CPU_PROVIDER}:
+        log(logging.WARNING, f"{spec.providers[0]} takes no operator of {spec.title}: it runs on the CPU alone")
     if spec.compile is not None:
         compiled_form.settle(spec, spec.compile)
     gc.collect()
@@ -124,6 +135,15 @@ def load(spec: LoadSpec, log: Logger) -> Model:
         _keep_freed_blocks(_RUN_BLOCK_BYTES)
     give_back_freed_memory()
     return model
+
+
+def _refuse_compiled_contexts(spec: LoadSpec) -> None:
+    try:
+        refuse_compiled_contexts(Path(spec.path))
+    except UnsignedContext as error:
+        raise Fault("context_unsigned", f"{spec.title}: {error}") from error
+    except ManifestInvalid:
+        return  # what it can't read, ONNX Runtime can't either, and has the better words for it
 
 
 def _keep_freed_blocks(up_to_bytes: int) -> None:
@@ -234,6 +254,12 @@ def _load_fault(spec: LoadSpec, error: Exception) -> Fault:
             "model_unsupported",
             f"{spec.title} has ONNX IR version {newer.group(1)}, onnxruntime {ort.__version__} reads up to "
             f"{newer.group(2)}: update onnxruntime or export with a lower version",
+        )
+    if _NOT_TAKEN in text:
+        return Fault(
+            "provider_incomplete",
+            f"{spec.title}: {' and '.join(spec.providers)} cannot run every operator of it; name {CPU_PROVIDER} last "
+            "among the variant's providers to let the CPU run the rest",
         )
     reason = _REASONS.get(type(error).__name__, "load_failed")
     return Fault(reason, f"{spec.title} ({Path(spec.path).name}) cannot be loaded: {text}")

@@ -12,7 +12,8 @@ from typing import Final
 
 from msgspec import structs
 
-from edgeinfer.artifact.manifest import Manifest
+from edgeinfer.artifact.manifest import Manifest, Variant
+from edgeinfer.artifact.provider import PROVIDERS
 from edgeinfer.clock import NS_PER_MS
 from edgeinfer.worker.messages import Compile, Form, LoadSpec, MappedFile
 from edgeinfer.worker.slot import aligned
@@ -82,16 +83,24 @@ def load_spec(
         variant=variant.name,
         path=str(bundle / variant.file),
         providers=list(variant.providers),
+        provider_options=variant.provider_options,
         intra_threads=threads,
         cpus=None if cpus is None else sorted(cpus),
         arena_max_bytes=reserved,
-        data_limit_bytes=reserved + manifest.files[variant.file].size_bytes + stacks + _DATA_SLACK_BYTES,
+        data_limit_bytes=_data_limit(variant, reserved + manifest.files[variant.file].size_bytes + stacks),
         inputs=manifest.inputs,
         outputs=manifest.outputs,
         state=manifest.state,
         classes=manifest.classes,
     )
     return plain if files is None else with_files(plain, files)
+
+
+def _data_limit(variant: Variant, needed_bytes: int) -> int | None:
+    """Return the second fence; none around a provider whose libraries map more than can be told beforehand."""
+    allowances = [PROVIDERS[name].data_allowance_bytes for name in variant.providers]
+    known = [allowance for allowance in allowances if allowance is not None]
+    return needed_bytes + _DATA_SLACK_BYTES + sum(known) if len(known) == len(allowances) else None
 
 
 def with_files(plain: LoadSpec, files: FormFiles) -> LoadSpec:

@@ -65,13 +65,14 @@ def _import_runtime() -> ZygoteReady:
     import onnxruntime  # noqa: PLC0415
 
     import edgeinfer.worker.main  # noqa: F401, PLC0415
+    from edgeinfer.worker import providers  # noqa: PLC0415
 
     return ZygoteReady(
         protocol=PROTOCOL,
         threads=len(os.listdir("/proc/self/task")),  # noqa: PTH208
         onnxruntime=str(onnxruntime.__version__),
         numpy=str(np.__version__),
-        providers=list(onnxruntime.get_available_providers()),
+        providers=providers.available(),
     )
 
 

@@ -83,7 +83,9 @@ async def test_graph_that_is_not_what_the_manifest_says_is_refused_at_loading(
 
 
 async def test_provider_that_is_not_installed_is_named_beside_those_that_are(start_worker: StartWorker) -> None:
-    with pytest.raises(SessionError, match=r"needs CUDAExecutionProvider; this runtime has .*CPUExecutionProvider"):
+    with pytest.raises(
+        SessionError, match=r"CUDAExecutionProvider is not installed here; .*there are .*CPUExecutionProvider"
+    ):
         await start_worker(graphs.identity(), providers=["CUDAExecutionProvider"])
 
 
