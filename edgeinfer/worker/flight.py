@@ -22,7 +22,6 @@ from edgeinfer.request import Expired, Failure, Payload, Reason, Refusal
 from edgeinfer.worker import fault
 from edgeinfer.worker.messages import (
     Attach,
-    Cancel,
     Comparison,
     Detach,
     Done,
@@ -80,6 +79,10 @@ class Process(Protocol):
 
     def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
         """Send it a message; raises `ProtocolError` when it is gone or stuck."""
+        ...
+
+    def cancel(self, run: int) -> None:
+        """Have it stop a run, under way or not yet begun; raises `ProtocolError` when it is gone or stuck."""
         ...
 
     def kill_overdue(self, detail: str) -> None:
@@ -314,7 +317,7 @@ class Flights:
             return
         flight.is_abandoned = True
         try:
-            self._process.send(Cancel(flight.run))
+            self._process.cancel(flight.run)
         except ProtocolError as error:
             self._process.kill_overdue(str(error))
         self._arm_kill()

@@ -1,29 +1,29 @@
-"""The worker's reader thread: takes every message off the channel, and acts at once on those that cannot wait.
+"""What a worker is told: the main thread's next piece of work, and meanwhile, what it has to stop.
 
-Worker's side. While the main thread is inside ONNX Runtime, this one maps slots, stops the current run when asked and
-queues the rest, in order. When the channel ends, the process ends here, whatever the main thread is doing. What the
-queued messages do is `main`'s.
+Worker's side. The main thread reads the channel itself, in order, and runs what comes: a run passes through no other
+thread. Only cancels can't wait until it reads again: they come over a pipe of their own (`cancels`), on which a second
+thread sleeps. When that pipe ends the daemon is gone, and so is this process, whatever the main thread is doing. What
+the work is, is `main`'s.
 """
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from edgeinfer.errors import ProtocolError
-from edgeinfer.worker.channel import ChannelClosed, ProcessEnd, close_all
+from edgeinfer.worker.cancels import read_cancels
+from edgeinfer.worker.channel import ProcessEnd, close_all
 from edgeinfer.worker.fault import CANCELLED, Fault
 from edgeinfer.worker.messages import (
     Attach,
-    Cancel,
     Detach,
     ForgetStream,
     FromWorker,
@@ -39,9 +39,8 @@ from edgeinfer.worker.messages import (
 from edgeinfer.worker.slot import MappedSlots
 
 _INBOX: Final = 8
-"""Messages that wait for the main thread. The daemon sends one run ahead, so more means that it is broken."""
+"""Messages that may come while a run waits for its `Grant`: the daemon sends one run ahead, so more is nonsense."""
 _LOGS_PER_S: Final = 20
-_EXIT_PROTOCOL: Final = 76  # EX_PROTOCOL
 
 Channel = ProcessEnd[ToWorker, FromWorker]
 Work = tuple[Run, int] | LoadSpec | ForgetStream | Shrink | Stop
@@ -91,58 +90,64 @@ class CurrentRun:
 
 
 class Inbox:
-    """What the reader thread has read and the main thread has not yet done. Bounded; full is fatal."""
+    """What the daemon has sent and the main thread has not yet done. Main thread only."""
 
     def __init__(self, channel: Channel) -> None:
         self.runs = CurrentRun()
         self.slots = MappedSlots()
         self._channel = channel
-        self._work: queue.Queue[Work] = queue.Queue(_INBOX)
-        self._grants: queue.Queue[Grant] = queue.Queue(1)
-
-    def start(self) -> None:
-        """Start the reader thread; it lives as long as the process."""
-        threading.Thread(target=self._read_for_ever, name="channel-reader", daemon=True).start()
+        self._work: deque[Work] = deque()
 
     def next(self) -> Work:
-        """Wait for the main thread's next piece of work."""
-        return self._work.get()
+        """Wait for the next piece of work.
+
+        Raises:
+            ProtocolError: the daemon sent nonsense; `ChannelClosed` when it is gone.
+            OSError: what it sent cannot be mapped.
+        """
+        while not self._work:
+            self._take(*self._channel.receive())
+        return self._work.popleft()
 
     def next_grant(self) -> Grant:
-        """Wait for the answer to an `Oversize`."""
-        return self._grants.get()
-
-    def _read_for_ever(self) -> None:
-        status = _EXIT_PROTOCOL
-        try:
-            while True:
-                message, fds = self._channel.receive()
-                self._take(message, fds)
+        """Wait for the answer to an `Oversize`; what else comes meanwhile is for later. Raises as `next`."""
+        while True:
+            message, fds = self._channel.receive()
+            if isinstance(message, Grant):
                 close_all(fds)
-        except ChannelClosed:
-            status = 0
-        except (ProtocolError, msgspec.MsgspecError, OSError, IndexError, queue.Full) as error:
-            self._channel.send(Log(logging.ERROR, f"worker ends on its channel: {type(error).__name__}: {error}"))
-        finally:
-            os._exit(status)
+                return message
+            if len(self._work) >= _INBOX:
+                raise ProtocolError(f"{_INBOX} messages came before the grant that was asked for")
+            self._take(message, fds)
 
     def _take(self, message: ToWorker, fds: list[int]) -> None:
         match message:
-            case Cancel(run):
-                self.runs.cancel(run)
-            case Attach(slot, size_bytes):
+            case Run():
+                self._work.append((message, time.monotonic_ns()))
+            case Attach(slot, size_bytes) if fds:
                 self.slots.attach(slot, fds.pop(), size_bytes)
             case Detach(slot):
                 self.slots.detach(slot)
-            case Grant():
-                self._grants.put_nowait(message)
-            case Load(spec_bytes):
+            case Load(spec_bytes) if len(fds) > 1:
+                self._watch_cancels(fds.pop())
                 with mmap.mmap(fds[0], spec_bytes, access=mmap.ACCESS_READ) as area:
-                    self._work.put_nowait(msgspec.msgpack.decode(area[:], type=LoadSpec))
-            case Run():
-                self._work.put_nowait((message, time.monotonic_ns()))
+                    self._work.append(msgspec.msgpack.decode(area[:], type=LoadSpec))
+            case ForgetStream() | Shrink() | Stop():
+                self._work.append(message)
             case _:
-                self._work.put_nowait(message)
+                raise ProtocolError(f"{type(message).__name__} came when it makes no sense")
+        close_all(fds)
+
+    def _watch_cancels(self, fd: int) -> None:
+        """Start the thread that stops runs; it lives as long as the process."""
+
+        def watch() -> None:
+            try:
+                read_cancels(fd, self.runs.cancel)
+            finally:
+                os._exit(0)
+
+        threading.Thread(target=watch, name="cancel-reader", daemon=True).start()
 
 
 class LogLines:

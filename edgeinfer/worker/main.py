@@ -2,20 +2,23 @@
 
 Worker's side, main thread: load the one model that it is told to, then run what comes, in order, and answer each run
 with exactly one acknowledgement. It ends when it is told to, when the channel ends, or with the daemon (`lineage`).
-Reading the channel is `inbox`'s, ONNX Runtime is `session`'s, arrays are `feed`'s.
+Taking messages off the channel is `inbox`'s, ONNX Runtime is `session`'s, arrays are `feed`'s.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import onnxruntime as ort
 
 from edgeinfer import oip
+from edgeinfer.errors import ProtocolError
 from edgeinfer.request import Payload
 from edgeinfer.worker import feed, lineage, session
 from edgeinfer.worker.channel import ChannelClosed, ProcessEnd
@@ -32,6 +35,7 @@ from edgeinfer.worker.messages import (
     Loaded,
     LoadFailed,
     LoadSpec,
+    Log,
     Marks,
     Memory,
     Oversize,
@@ -56,6 +60,7 @@ WORKER_OOM_SCORE_ADJ: Final = 500
 _COMPILER_OOM_SCORE_ADJ: Final = 1000
 """Above every model in service: what is only being prepared goes first."""
 _EXIT_LOAD_FAILED: Final = 65  # EX_DATAERR
+_EXIT_PROTOCOL: Final = 76  # EX_PROTOCOL
 
 
 def run_worker(sock: socket.socket, daemon_pid: int) -> int:
@@ -67,11 +72,12 @@ def run_worker(sock: socket.socket, daemon_pid: int) -> int:
     channel: Channel = ProcessEnd(sock, ToWorker)
     try:
         channel.send(Hello(PROTOCOL, os.getpid()))
-        inbox = Inbox(channel)
-        inbox.start()
-        return _serve(channel, inbox)
+        return _serve(channel, Inbox(channel))
     except ChannelClosed:
         return 0
+    except (ProtocolError, msgspec.MsgspecError, OSError) as error:
+        channel.send(Log(logging.ERROR, f"worker ends on its channel: {type(error).__name__}: {error}"))
+        return _EXIT_PROTOCOL
 
 
 def _serve(channel: Channel, inbox: Inbox) -> int:

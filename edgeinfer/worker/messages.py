@@ -148,7 +148,11 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Load(msgspec.Struct, tag=True):
-    """Load a model; its `LoadSpec` is the memfd that comes with this message. First and once."""
+    """Load a model. First and once.
+
+    Its `LoadSpec` is the memfd that comes with this message; a pipe comes too, for the numbers of runs to be stopped
+    (`cancels`).
+    """
 
     spec_bytes: int
 
@@ -167,7 +171,10 @@ class Detach(msgspec.Struct, tag=True):
 
 
 class Run(msgspec.Struct, tag=True, omit_defaults=True):
-    """Run the request in `request` and write the answer to `response`."""
+    """Run the request in `request` and write the answer to `response`.
+
+    One that is stopped, before it begins or while it runs, is acknowledged like any other.
+    """
 
     run: int
     request: Span
@@ -178,12 +185,6 @@ class Run(msgspec.Struct, tag=True, omit_defaults=True):
     """A golden response to compare the outputs with."""
     tolerance: float = 0.0
     """Largest absolute difference from `expected` that is right."""
-
-
-class Cancel(msgspec.Struct, tag=True):
-    """Stop a run that waits or runs; it is acknowledged like any other."""
-
-    run: int
 
 
 class Grant(msgspec.Struct, tag=True):
@@ -207,7 +208,7 @@ class Stop(msgspec.Struct, tag=True):
     """Exit after the run that is under way."""
 
 
-ToWorker = Load | Attach | Detach | Run | Cancel | Grant | ForgetStream | Shrink | Stop
+ToWorker = Load | Attach | Detach | Run | Grant | ForgetStream | Shrink | Stop
 
 
 # What a worker tells the daemon.

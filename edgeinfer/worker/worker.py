@@ -20,6 +20,7 @@ import msgspec
 from edgeinfer.clock import NS_PER_S, LoopClock
 from edgeinfer.errors import ProtocolError, SessionError
 from edgeinfer.request import Payload
+from edgeinfer.worker.cancels import CancelPipe
 from edgeinfer.worker.channel import DaemonEnd, close_all
 from edgeinfer.worker.flight import CRASHED, WORKER_LOST, Flights, RunEnding, RunOrder, RunResult
 from edgeinfer.worker.lineage import KILL_PATIENCE_S, ExitStatus
@@ -101,6 +102,7 @@ class Worker:
         self._loaded: asyncio.Future[Loaded] = self._loop.create_future()
         self._end_cause: EndCause | None = None
         self._end_detail = ""
+        self._cancels = CancelPipe()
         self._channel: DaemonEnd[FromWorker, ToWorker] = DaemonEnd(
             newborn.sock, self._loop, FromWorker, on_message=self._on_message, on_closed=self._on_closed
         )
@@ -268,12 +270,24 @@ class Worker:
         """
         self._channel.send(message, fds)
 
+    def cancel(self, run: int) -> None:
+        """Have the process stop a run.
+
+        Raises:
+            ProtocolError: it is gone, or has not read for too long.
+        """
+        self._cancels.send(run)
+
     async def _load(self, deadline_ns: int) -> None:
         raw = msgspec.msgpack.encode(self.spec)
         try:
-            with os.fdopen(os.memfd_create("edgeinfer-spec", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+            with contextlib.ExitStack() as passed:
+                fd = os.memfd_create("edgeinfer-spec", os.MFD_CLOEXEC)
+                file = passed.enter_context(os.fdopen(fd, "wb", buffering=0))
                 file.write(raw)
-                self.send(Load(len(raw)), [file.fileno()])
+                cancels = self._cancels.open()
+                passed.callback(os.close, cancels)
+                self.send(Load(len(raw)), [fd, cancels])
         except OSError as error:
             detail = f"{self.spec.title} cannot be told its model: {error.strerror}"
             raise SessionError("fork_failed", detail) from error
@@ -326,6 +340,7 @@ class Worker:
     def _on_ended(self, status: ExitStatus) -> None:
         self._channel.drain()
         self._channel.close()
+        self._cancels.close()
         if self._end_cause is None:
             self._end_cause, self._end_detail = EndCause.CRASHED, f"worker {self.pid} {status}"
             _log.error("worker ended model=%r pid=%d status=%r", self.spec.title, self.pid, str(status))

@@ -17,7 +17,7 @@ from edgeinfer.worker.channel import (
     ProcessEnd,
     make_pair,
 )
-from edgeinfer.worker.messages import Attach, Cancel, ForgetStream, FromWorker, Log, ToWorker
+from edgeinfer.worker.messages import Attach, Detach, ForgetStream, FromWorker, Log, ToWorker
 
 
 class Ends:
@@ -78,8 +78,8 @@ async def test_process_that_does_not_read_fills_a_bounded_queue_and_loses_no_ord
         assert message.stream.lstrip("x") == str(number)
         for _ in range(3):  # turns of the loop, in which it sends on
             await asyncio.sleep(0)
-    ends.daemon.send(Cancel(1))
-    assert ends.process.receive() == (Cancel(1), [])
+    ends.daemon.send(Detach(1))
+    assert ends.process.receive() == (Detach(1), [])
     ends.daemon.close()
 
 
@@ -87,8 +87,8 @@ async def test_message_larger_than_the_bound_is_refused_before_it_is_sent() -> N
     ends = Ends()
     with pytest.raises(ProtocolError, match=rf"ForgetStream of \d+ bytes exceeds .* {MAX_MESSAGE_BYTES}"):
         ends.daemon.send(ForgetStream("x" * MAX_MESSAGE_BYTES))
-    ends.daemon.send(Cancel(2))
-    assert ends.process.receive() == (Cancel(2), [])
+    ends.daemon.send(Detach(2))
+    assert ends.process.receive() == (Detach(2), [])
     ends.daemon.close()
 
 
@@ -102,7 +102,7 @@ async def test_nonsense_closes_the_channel_and_says_so_once(garbage: bytes) -> N
     assert len(ends.closed) == 1
     assert "unreadable" in ends.closed[0]
     with pytest.raises(ChannelClosed):
-        ends.daemon.send(Cancel(1))
+        ends.daemon.send(Detach(1))
 
 
 async def test_oversize_packet_from_the_process_is_a_protocol_error_not_a_truncated_message() -> None:
