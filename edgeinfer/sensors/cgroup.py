@@ -47,7 +47,9 @@ class MemoryLimit:
     limit_bytes: int | None
     """Set exactly when `state` is `limited`."""
     usage_bytes: int | None
-    """Charged memory without the file cache that can be dropped at once; None when it can't be read."""
+    """Charged memory without the file cache, as MemAvailable has it; None when it can't be read.
+
+    Cache that is in use can be dropped too; that this is bad to do shows as refaults (`pressure`)."""
     detail: str = ""
 
 
@@ -102,10 +104,10 @@ def memory_limit(group: Group) -> MemoryLimit:
     """Return what `group` may take; the lower of `memory.max` and `memory.high` under version 2."""
     if group.version == 1:
         limits = [_bytes_of(group.path / "memory.limit_in_bytes")]
-        usage = _usage(group.path / "memory.usage_in_bytes", group.path / "memory.stat", "total_inactive_file")
+        usage = _usage(group.path / "memory.usage_in_bytes", group.path / "memory.stat", "total_")
     else:
         limits = [_bytes_of(group.path / "memory.max"), _bytes_of(group.path / "memory.high")]
-        usage = _usage(group.path / "memory.current", group.path / "memory.stat", "inactive_file")
+        usage = _usage(group.path / "memory.current", group.path / "memory.stat", "")
     state, limit, detail = limits[0]
     for other_state, other, _ in limits[1:]:  # a limit that only slows down binds us too: we'd be stalled in reclaim
         if other_state is LimitState.LIMITED and other is not None and (limit is None or other < limit):
@@ -161,12 +163,13 @@ def _bytes_of(path: Path) -> tuple[LimitState, int | None, str]:
     return state, value, f"{path.name}: {detail}" if detail else ""
 
 
-def _usage(current: Path, stat: Path, reclaimable: str) -> int | None:
+def _usage(current: Path, stat: Path, prefix: str) -> int | None:
     _, used, _ = parse_limit(read_static(current))
     if used is None:
         return None
+    cache = {f"{prefix}inactive_file", f"{prefix}active_file"}
     for line in (read_static(stat) or "").splitlines():
         name, _, value = line.partition(" ")
-        if name == reclaimable and value.isdigit():
-            return max(0, used - int(value))
-    return used
+        if name in cache and value.isdigit():
+            used -= int(value)
+    return max(0, used)

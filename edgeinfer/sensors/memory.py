@@ -6,25 +6,16 @@ processes. What the budget then is, and what to do about it, is the ledger's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer.clock import Clock
 from edgeinfer.sensors.cgroup import LimitState, MemoryLimit, groups, memory_limit
+from edgeinfer.sensors.pressure import FaultCounters, read_counters
 from edgeinfer.sensors.probe import read_static
-from edgeinfer.sensors.process import ProcessMemory, process_memory
+from edgeinfer.sensors.process import ProcessMemory, process_memories, together
 from edgeinfer.sensors.state import ChangeLog, SensorState
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPressure:
-    """PSI: share of the time, in percent over ten seconds, that work waited for memory."""
-
-    some_avg10: float
-    """At least one task waited."""
-    full_avg10: float
-    """All tasks waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +26,17 @@ class MemoryReading:
     """Of the machine; None when /proc/meminfo can't be read."""
     available_bytes: int | None
     """What can be had without swapping, as the kernel estimates it."""
-    own: ProcessMemory
-    """Of the processes asked about."""
+    processes: Mapping[int, ProcessMemory]
+    """Of each of the processes asked about that is there, by its id."""
     limits: tuple[MemoryLimit, ...]
     """Every group that binds us, innermost first, whatever its file says."""
-    pressure: MemoryPressure | None
-    """The machine's; None where the kernel has no PSI."""
+    faults: FaultCounters
+    """What tells that memory is short although some is free."""
+
+    @property
+    def own(self) -> ProcessMemory:
+        """Of all the processes asked about."""
+        return together(self.processes.values())
 
     @property
     def headrooms(self) -> tuple[tuple[int, int], ...]:
@@ -71,6 +67,11 @@ class MemoryReader:
         state = SensorState.MISSING if missing else SensorState.OK
         detail = f"no MemAvailable in {self._proc_root / 'meminfo'}" if missing else ""
         self._changes.note("meminfo", state, detail, now_ns)
+        faults = reading.faults
+        judged_by = f"judged by {', '.join(faults.sources) or 'nothing: this system tells nothing of it'}"
+        garbage = f"{', '.join(faults.garbage)} make no sense; {judged_by}"
+        state = SensorState.ABSURD if faults.garbage else SensorState.OK
+        self._changes.note("memory-pressure", state, garbage if faults.garbage else judged_by, now_ns)
         return reading
 
 
@@ -89,12 +90,14 @@ def read_memory(proc_root: Path, sys_root: Path, pids: Iterable[int] = ()) -> Me
     Costs about 0.1 ms, and 1 ms for each 100 MiB that `pids` have mapped.
     """
     meminfo = _meminfo(read_static(proc_root / "meminfo") or "")
+    ancestors = groups("memory", proc_root, sys_root)
+    processes = process_memories(proc_root, pids)
     return MemoryReading(
         total_bytes=meminfo.get("MemTotal"),
         available_bytes=meminfo.get("MemAvailable"),
-        own=process_memory(proc_root, pids),
-        limits=tuple(memory_limit(group) for group in groups("memory", proc_root, sys_root)),
-        pressure=_pressure(read_static(proc_root / "pressure" / "memory") or ""),
+        processes=processes,
+        limits=tuple(memory_limit(group) for group in ancestors),
+        faults=read_counters(proc_root, ancestors[0] if ancestors else None, processes),
     )
 
 
@@ -106,17 +109,3 @@ def _meminfo(text: str) -> dict[str, int]:
         if len(words) == 2 and words[0].isdigit() and words[1] == "kB":
             fields[name] = int(words[0]) << 10
     return fields
-
-
-def _pressure(text: str) -> MemoryPressure | None:
-    averages = {}
-    for line in text.splitlines():
-        kind, _, rest = line.partition(" ")
-        for word in rest.split():
-            name, _, value = word.partition("=")
-            if name == "avg10":
-                try:
-                    averages[kind] = float(value)
-                except ValueError:
-                    return None
-    return MemoryPressure(averages["some"], averages.get("full", 0.0)) if "some" in averages else None

@@ -26,6 +26,8 @@ class ProcessMemory:
     """What belongs to no file: it can't be dropped, only swapped or freed."""
     shm_bytes: int = 0
     """Of memfds and shared memory (tensor slots), proportionally: it can't be dropped either."""
+    private_bytes: int = 0
+    """Of `anonymous_bytes`, what no other process has as well: a worker shares its zygote's pages until it writes."""
     estimated: int = 0
     """Processes whose exact figures weren't readable, and were taken from `statm` (resident without shared)."""
 
@@ -36,22 +38,41 @@ class ProcessMemory:
 
 
 def process_memory(proc_root: Path, pids: Iterable[int]) -> ProcessMemory:
-    """Return what `pids` take together; one that has ended meanwhile counts nothing.
+    """Return what `pids` take together; one that has ended meanwhile counts nothing."""
+    return together(process_memories(proc_root, pids).values())
+
+
+def process_memories(proc_root: Path, pids: Iterable[int]) -> dict[int, ProcessMemory]:
+    """Return what each of `pids` takes, without those that have ended.
 
     Walks page tables: about 1 ms for each 100 MiB that are mapped, so not for every request.
     """
-    pss = anonymous = shm = estimated = 0
-    for pid in pids:
-        fields = _kib_fields(read_static(proc_root / str(pid) / "smaps_rollup") or "")
-        if "Pss" in fields:
-            pss += fields["Pss"]
-            # Pss_Anon came with Linux 5.4; before that, anonymous pages count in full.
-            anonymous += fields.get("Pss_Anon", fields.get("Anonymous", 0))
-            shm += fields.get("Pss_Shmem", 0)
-        elif numbers := (read_static(proc_root / str(pid) / "statm") or "").split():
-            resident = (int(numbers[1]) - int(numbers[2])) * _PAGE_BYTES
-            pss, anonymous, estimated = pss + resident, anonymous + resident, estimated + 1
-    return ProcessMemory(pss, anonymous, shm, estimated)
+    found = {pid: _process(proc_root / str(pid)) for pid in pids}
+    return {pid: memory for pid, memory in found.items() if memory is not None}
+
+
+def together(memories: Iterable[ProcessMemory]) -> ProcessMemory:
+    """Return the sum."""
+    pss = anonymous = shm = private = estimated = 0
+    for memory in memories:
+        pss, anonymous, shm = pss + memory.pss_bytes, anonymous + memory.anonymous_bytes, shm + memory.shm_bytes
+        private, estimated = private + memory.private_bytes, estimated + memory.estimated
+    return ProcessMemory(pss, anonymous, shm, private, estimated)
+
+
+def _process(folder: Path) -> ProcessMemory | None:
+    fields = _kib_fields(read_static(folder / "smaps_rollup") or "")
+    if "Pss" in fields:
+        # Pss_Anon came with Linux 5.4; before that, anonymous pages count in full.
+        anonymous = fields.get("Pss_Anon", fields.get("Anonymous", 0))
+        # Private pages of slots are dirty too, but those are mapped here and in the daemon, so they are shared.
+        private = min(anonymous, fields.get("Private_Dirty", anonymous))
+        return ProcessMemory(fields["Pss"], anonymous, fields.get("Pss_Shmem", 0), private)
+    numbers = (read_static(folder / "statm") or "").split()
+    if len(numbers) < 3 or not all(number.isdigit() for number in numbers[:3]):
+        return None
+    resident = max(0, int(numbers[1]) - int(numbers[2])) * _PAGE_BYTES
+    return ProcessMemory(resident, resident, 0, resident, 1) if resident else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,22 +46,49 @@ def test_soft_limit_binds_too(tree: FakeTree) -> None:
 
 
 def test_droppable_file_cache_is_no_usage(tree: FakeTree) -> None:
-    stat = f"anon {60 * MIB}\nfile {50 * MIB}\ninactive_file {30 * MIB}\n"
+    # Mapped weights are active; their hot set is charged in the ledger, so that it must not count here as well.
+    stat = f"anon {60 * MIB}\nfile {50 * MIB}\ninactive_file {30 * MIB}\nactive_file {15 * MIB}\nshmem {5 * MIB}\n"
     tree.cgroup_v2("/a", memory_max=f"{200 * MIB}\n", memory_current=f"{110 * MIB}\n", memory_stat=stat)
-    assert memory_limit(groups("memory", tree.proc, tree.sys)[0]).usage_bytes == 80 * MIB
+    assert memory_limit(groups("memory", tree.proc, tree.sys)[0]).usage_bytes == 65 * MIB
 
 
 def test_version_1_is_read_where_its_controller_is_mounted(tree: FakeTree) -> None:
     lines = "11:memory:/docker/x\n4:cpu,cpuacct:/docker/x\n0::/ignored\n"
     tree.write(tree.proc / "self" / "cgroup", lines)
     tree.group("memory/docker/x", memory_limit_in_bytes=f"{300 * MIB}\n", memory_usage_in_bytes=f"{20 * MIB}\n")
-    tree.group("memory/docker/x", memory_stat=f"inactive_file 5\ntotal_inactive_file {8 * MIB}\n")
+    tree.group("memory/docker/x", memory_stat=f"active_file 7\ninactive_file 5\ntotal_inactive_file {8 * MIB}\n")
     tree.group("memory", memory_limit_in_bytes="9223372036854771712\n")
     tree.group("cpu,cpuacct/docker/x", cpu_cfs_quota_us="50000\n", cpu_cfs_period_us="100000\n")
     found = [memory_limit(group) for group in groups("memory", tree.proc, tree.sys)]
     assert (found[0].limit_bytes, found[0].usage_bytes) == (300 * MIB, 12 * MIB)
     assert (found[-1].state, found[-1].limit_bytes) == (LimitState.UNLIMITED, None)
     assert cpu_limit(groups("cpu", tree.proc, tree.sys)[0]).cores == 0.5
+
+
+def test_a_usage_that_cannot_be_read_is_unknown_and_never_negative(tree: FakeTree) -> None:
+    tree.cgroup_v2("/a/b", memory_max=f"{64 * MIB}\n", memory_current="garbage\n")
+    tree.group(
+        "/a", memory_max=f"{64 * MIB}\n", memory_current="100\n", memory_stat="inactive_file 4096\nactive_file x\n"
+    )
+    inner, outer, _ = [memory_limit(group) for group in groups("memory", tree.proc, tree.sys)]
+    assert (inner.limit_bytes, inner.usage_bytes) == (64 * MIB, None)
+    assert outer.usage_bytes == 0
+
+
+def test_hybrid_hierarchy_is_read_where_the_memory_controller_is(tree: FakeTree) -> None:
+    tree.write(tree.proc / "self" / "cgroup", "1:name=systemd:/x\n0::/x\n")
+    tree.group("unified/x", memory_max=f"{96 * MIB}\n")
+    tree.group("systemd/x", tasks="1\n")
+    assert memory_limit(groups("memory", tree.proc, tree.sys)[0]).limit_bytes == 96 * MIB
+
+
+def test_limits_deep_in_a_tree_all_bind(tree: FakeTree) -> None:
+    path = "/".join(f"level{i}" for i in range(12))
+    tree.cgroup_v2(f"/{path}", memory_max="max\n")
+    tree.group("/level0/level1/level2", memory_max=f"{40 * MIB}\n")
+    found = groups("memory", tree.proc, tree.sys)
+    assert len(found) == 13
+    assert [memory_limit(group).limit_bytes for group in found if memory_limit(group).limit_bytes] == [40 * MIB]
 
 
 def test_container_that_shows_only_its_own_part_of_the_tree(tree: FakeTree) -> None:

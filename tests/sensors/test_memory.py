@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.sensors.memory import MemoryPressure, MemoryReader, read_memory
+from edgeinfer.sensors.memory import MemoryReader, read_memory
+from edgeinfer.sensors.pressure import MemoryPressure
 from tests.sensors.tree import FakeClock, FakeTree
 
 MIB = 1 << 20
@@ -48,6 +49,14 @@ def test_own_memory_is_the_sum_over_the_given_processes(tree: FakeTree) -> None:
     assert own.held_bytes == 40000 << 10
 
 
+def test_what_is_shared_with_the_zygote_is_no_workers_own(tree: FakeTree) -> None:
+    meminfo(tree)
+    tree.write(tree.proc / "10" / "smaps_rollup", ROLLUP.format(pss=60000, anon=20000) + "Private_Dirty: 14000 kB\n")
+    tree.write(tree.proc / "11" / "smaps_rollup", ROLLUP.format(pss=60000, anon=9000) + "Private_Dirty: 14000 kB\n")
+    found = read_memory(tree.proc, tree.sys, [10, 11, 12]).processes
+    assert {pid: memory.private_bytes >> 10 for pid, memory in found.items()} == {10: 14000, 11: 9000}
+
+
 def test_unreadable_rollup_is_estimated_and_said_so(tree: FakeTree) -> None:
     meminfo(tree)
     tree.write(tree.proc / "10" / "statm", "9999 700 200 1 0 500 0\n")
@@ -57,10 +66,10 @@ def test_unreadable_rollup_is_estimated_and_said_so(tree: FakeTree) -> None:
 
 def test_pressure_is_read_where_it_is(tree: FakeTree) -> None:
     meminfo(tree)
-    assert read_memory(tree.proc, tree.sys).pressure is None
+    assert read_memory(tree.proc, tree.sys).faults.psi is None
     text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=99\nfull avg10=4.25 avg60=1.00 avg300=0.50 total=50\n"
     tree.write(tree.proc / "pressure" / "memory", text)
-    assert read_memory(tree.proc, tree.sys).pressure == MemoryPressure(12.5, 4.25)
+    assert read_memory(tree.proc, tree.sys).faults.psi == MemoryPressure(12.5, 4.25)
 
 
 @pytest.mark.parametrize("text", ["garbage\n", "\n"])
