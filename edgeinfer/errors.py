@@ -74,8 +74,9 @@ class BudgetExceeded(EdgeInferError):
         free_bytes: int,
         ceiling_bytes: int,
         held_bytes: Mapping[str, int] | None = None,
+        why_lowered: str = "",
     ) -> None:
-        """`held_bytes` says who has what of the budget, where that is known."""
+        """`held_bytes` says who has what of the budget, where that is known; `why_lowered`, why it is so small."""
         self.what = what
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
@@ -88,7 +89,7 @@ class BudgetExceeded(EdgeInferError):
         held = f" ({', '.join(named)})" if named else ""
         super().__init__(
             f"{what} needs {mib(needed_bytes)}, {mib(free_bytes)} free of {mib(ceiling_bytes)}{held}; "
-            "unload a model or raise memory.ceiling"
+            + (f"{why_lowered}; unload a model" if why_lowered else "unload a model or raise memory.ceiling")
         )
 
 

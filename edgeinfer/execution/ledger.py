@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from edgeinfer.errors import BudgetExceeded, InternalError
 
 OURSELVES = "edgeinfer itself"
-"""The owner of what daemon and zygote take before any model is loaded."""
+"""The owner of what daemon and zygote take."""
+OUTGROWN = "beyond their reservations"
+"""The owner of what workers take above what was reserved for them, until they have been shrunk or replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class LedgerSnapshot:
     """Reserved bytes of each owner that holds any."""
     refusals: int
     """Reservations (and growths) that did not fit."""
+    why_lowered: str = ""
+    """Why the ceiling is below what the system has left: memory pressure, with the numbers."""
 
     @property
     def free_bytes(self) -> int:
@@ -59,6 +63,17 @@ class Reservation:
             InternalError: it was released before.
         """
         self._ledger.move(self, size_bytes)
+        self._size_bytes = size_bytes
+
+    def follow(self, size_bytes: int) -> None:
+        """Hold `size_bytes`, which are in use already, whether they fit or not: a fact cannot be refused.
+
+        What is then above the ceiling is overdrawn, and eviction has to bring it back.
+
+        Raises:
+            InternalError: it was released before.
+        """
+        self._ledger.move(self, size_bytes, is_fact=True)
         self._size_bytes = size_bytes
 
     def release(self) -> None:
@@ -94,6 +109,7 @@ class MemoryLedger:
         if ceiling_bytes < 0:
             raise InternalError(f"a ledger's ceiling of {ceiling_bytes} bytes is below zero")
         self._ceiling_bytes = ceiling_bytes
+        self._why_lowered = ""
         self._live: set[Reservation] = set()
         self._by_owner: Counter[str] = Counter()
         self._shared: dict[str, tuple[Reservation, int]] = {}
@@ -143,22 +159,26 @@ class MemoryLedger:
         """Change what may be reserved in all; what is reserved stays reserved. Below zero means zero."""
         self._ceiling_bytes = max(0, ceiling_bytes)
 
+    def explain(self, why_lowered: str) -> None:
+        """Say why the ceiling is lower than the system has left, for refusals and reports; empty when it isn't."""
+        self._why_lowered = why_lowered
+
     def snapshot(self) -> LedgerSnapshot:
         """Return the ledger as it is now."""
         by_owner = {owner: size for owner, size in self._by_owner.items() if size}
         return LedgerSnapshot(
-            self._ceiling_bytes, self._reserved_bytes, self._peak_bytes, by_owner, self._refusals
+            self._ceiling_bytes, self._reserved_bytes, self._peak_bytes, by_owner, self._refusals, self._why_lowered
         )  # fmt: skip
 
-    def move(self, reservation: Reservation, size_bytes: int) -> None:
-        """Serve `Reservation.resize`."""
+    def move(self, reservation: Reservation, size_bytes: int, *, is_fact: bool = False) -> None:
+        """Serve `Reservation.resize`, and `follow` with `is_fact`."""
         if reservation not in self._live:
             raise InternalError(f"{reservation.owner}: a released reservation cannot be resized to {size_bytes} bytes")
         if size_bytes < 0:
             raise InternalError(f"{reservation.owner}: cannot reserve {size_bytes} bytes")
         growth_bytes = size_bytes - reservation.size_bytes
         if growth_bytes > 0:
-            self._charge(reservation.owner, growth_bytes)
+            self._charge(reservation.owner, growth_bytes, is_fact=is_fact)
         else:
             self._give_back(reservation.owner, -growth_bytes)
 
@@ -176,10 +196,10 @@ class MemoryLedger:
         else:
             reservation.release()
 
-    def _charge(self, owner: str, size_bytes: int) -> None:
+    def _charge(self, owner: str, size_bytes: int, *, is_fact: bool = False) -> None:
         if size_bytes < 0:
             raise InternalError(f"{owner}: cannot reserve {size_bytes} bytes")
-        if size_bytes and self._reserved_bytes + size_bytes > self._ceiling_bytes:
+        if size_bytes and not is_fact and self._reserved_bytes + size_bytes > self._ceiling_bytes:
             self._refusals += 1
             raise BudgetExceeded(
                 owner,
@@ -187,6 +207,7 @@ class MemoryLedger:
                 free_bytes=self.free_bytes,
                 ceiling_bytes=self._ceiling_bytes,
                 held_bytes=self._by_owner,
+                why_lowered=self._why_lowered,
             )
         self._reserved_bytes += size_bytes
         self._peak_bytes = max(self._peak_bytes, self._reserved_bytes)

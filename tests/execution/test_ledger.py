@@ -16,6 +16,7 @@ _STEPS = st.lists(
         st.tuples(st.just("share"), st.sampled_from("xy"), st.just(30)),
         st.tuples(st.just("release"), st.integers(0, 20), st.just(0)),
         st.tuples(st.just("resize"), st.integers(0, 20), _SIZE),
+        st.tuples(st.just("follow"), st.integers(0, 20), _SIZE),
         st.tuples(st.just("ceiling"), st.just(0), st.integers(-10, 200)),
     ),
     max_size=60,
@@ -50,6 +51,10 @@ def test_reservations_never_pass_the_ceiling_and_always_add_up(steps: list[tuple
                 reservation = list(plain)[int(who) % len(plain)]
                 reservation.resize(size)
                 plain[reservation] = size
+            elif action == "follow" and plain:
+                reservation = list(plain)[int(who) % len(plain)]
+                reservation.follow(size)
+                plain[reservation] = size
             elif action == "ceiling":
                 ledger.set_ceiling(size)
         except BudgetExceeded as error:
@@ -61,7 +66,9 @@ def test_reservations_never_pass_the_ceiling_and_always_add_up(steps: list[tuple
         expected = sum(plain.values()) + 30 * len({part.what for part in shared})
         assert after.reserved_bytes == expected == sum(after.by_owner.values())
         assert after.peak_reserved_bytes >= after.reserved_bytes
-        if after.reserved_bytes > before.reserved_bytes:
+        assert ledger.overdrawn_bytes == max(0, after.reserved_bytes - after.ceiling_bytes)
+        assert action != "follow" or refusal is None, "a fact was refused"
+        if after.reserved_bytes > before.reserved_bytes and action != "follow":
             assert after.reserved_bytes <= after.ceiling_bytes, "a reservation passed the ceiling"
     for part_or_whole in held:
         part_or_whole.release()
@@ -82,6 +89,32 @@ def test_lowering_the_ceiling_evicts_nothing_and_refuses_what_comes() -> None:
     assert ledger.overdrawn_bytes == 10
     big.release()
     ledger.reserve("voice-activity", 50)
+
+
+def test_what_is_in_use_already_is_charged_although_it_does_not_fit() -> None:
+    ledger = MemoryLedger(100)
+    ours = ledger.reserve("edgeinfer itself", 50)
+    model = ledger.reserve("person-detect", 40)
+    with pytest.raises(BudgetExceeded):
+        ours.resize(70)
+    ours.follow(70)
+    assert (ours.size_bytes, ledger.overdrawn_bytes, ledger.free_bytes) == (70, 10, 0)
+    model.release()  # what eviction does about it
+    assert (ledger.overdrawn_bytes, ledger.free_bytes) == (0, 30)
+    ours.follow(20)
+    assert ledger.free_bytes == 80
+    ours.release()
+    with pytest.raises(InternalError):
+        ours.follow(1)
+
+
+def test_a_refusal_under_pressure_says_that_it_is_pressure() -> None:
+    ledger = MemoryLedger(100 << 20)
+    ledger.set_ceiling(20 << 20)
+    ledger.explain("memory pressure (refaults of 9.0 MB/s) lowers the budget")
+    with pytest.raises(BudgetExceeded, match="refaults of 9.0 MB/s"):
+        ledger.reserve("b", 50 << 20)
+    assert "refaults" in ledger.snapshot().why_lowered
 
 
 def test_a_refusal_carries_the_numbers() -> None:
