@@ -15,21 +15,15 @@ import tomllib
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NewType, TypeVar
+from typing import Any, TypeVar
 
 import cattrs
 from cattrs.cols import list_structure_factory
 
 from edgeinfer.errors import ConfigError, Problem
+from edgeinfer.quantity import Bytes, MilliCelsius, Nanoseconds
 
 T = TypeVar("T")
-
-Bytes = NewType("Bytes", int)
-"""A size in bytes; in TOML an integer, or a string such as "512 MiB"."""
-Nanoseconds = NewType("Nanoseconds", int)
-"""A duration; in TOML a string such as "40 ms", "2 s" or "5 min"."""
-MilliCelsius = NewType("MilliCelsius", int)
-"""A temperature in thousandths of a degree; in TOML degrees Celsius as a number."""
 
 _SIZE_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 _TIME_UNITS = {"us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}

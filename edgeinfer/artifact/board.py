@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.limits import ThermalLevel
-from edgeinfer.toml_file import Bytes, MilliCelsius, Nanoseconds, load_toml, make_converter, structure
+from edgeinfer.quantity import Bytes, MilliCelsius, Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +110,8 @@ def load_board(path: Path) -> Board:
     Raises:
         ConfigError: with every problem found.
     """
+    from edgeinfer.toml_file import load_toml, make_converter, structure  # noqa: PLC0415 - cattrs: 4 MB for one file
+
     return structure(load_toml(path), Board, str(path), make_converter(), check_board)
 
 
@@ -160,7 +161,7 @@ def known_boards(folder: Path | None = None) -> dict[str, Path]:
 
 def shipped_boards() -> Path:
     """Return the folder of the board files that came with this installation."""
-    return Path(str(resources.files("edgeinfer") / "device-configs"))
+    return Path(__file__).resolve().parents[1] / "device-configs"
 
 
 def find_board(folder: Path | None = None, *, proc_root: Path = Path("/proc"), machine: str) -> Path:

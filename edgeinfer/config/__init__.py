@@ -5,9 +5,8 @@ Usually 20 lines: models, loops, brokers; everything else has a default that is 
 
 from __future__ import annotations
 
-from edgeinfer.config.bounds import MAX_OFFLOAD_BYTES
-from edgeinfer.config.check import doubts
-from edgeinfer.config.load import load_device_config, load_nearby_config
+from typing import TYPE_CHECKING, Any
+
 from edgeinfer.config.sections import (
     BrokerSection,
     CameraSource,
@@ -33,6 +32,11 @@ from edgeinfer.config.sections import (
     ThermalSection,
     WavSource,
 )
+
+if TYPE_CHECKING:
+    from edgeinfer.config.bounds import MAX_OFFLOAD_BYTES
+    from edgeinfer.config.check import doubts
+    from edgeinfer.config.load import load_device_config, load_nearby_config
 
 __all__ = [
     "MAX_OFFLOAD_BYTES",
@@ -63,3 +67,16 @@ __all__ = [
     "load_device_config",
     "load_nearby_config",
 ]
+
+_READING = {
+    "MAX_OFFLOAD_BYTES": "bounds", "doubts": "check", "load_device_config": "load", "load_nearby_config": "load",
+}  # fmt: skip
+"""What only whoever reads a file needs, by module: a service has that done by a child process (`daemon.reading`)."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _READING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    return getattr(import_module(f"{__name__}.{_READING[name]}"), name)

@@ -35,7 +35,7 @@ from edgeinfer.config.sections import (
     WavSource,
 )
 from edgeinfer.errors import Problem
-from edgeinfer.toml_file import Bytes, Nanoseconds
+from edgeinfer.quantity import Bytes, Nanoseconds
 
 MAX_OFFLOAD_BYTES = 15 << 20
 """A link takes messages of at most 16 MiB; a header has to fit in, too."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Union
 
+from edgeinfer.quantity import Bytes, Nanoseconds
 from edgeinfer.request import DataScope
-from edgeinfer.toml_file import Bytes, Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeinfer.config import BrokerSection
 from edgeinfer.errors import LinkError
 from edgeinfer.mqtt.aside import Aside
+
+if TYPE_CHECKING:
+    import ssl  # at run time only where a connection is encrypted: OpenSSL takes 4 MB
 
 Address = tuple[int, Any]
 """Address family and what `socket.connect` takes."""
@@ -98,6 +100,8 @@ async def open_socket(
 
 
 async def _shake_hands(plain: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
+    import ssl  # noqa: PLC0415
+
     loop = asyncio.get_running_loop()
     tls = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
     try:

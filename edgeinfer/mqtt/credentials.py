@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 import stat
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeinfer.config import BrokerSection
 from edgeinfer.errors import LinkError
 from edgeinfer.mqtt.aside import Aside
+
+if TYPE_CHECKING:
+    import ssl  # at run time only where a connection is encrypted: OpenSSL takes 4 MB
 
 MAX_PASSWORD_BYTES = 4 << 10
 MAX_CERTIFICATES_BYTES = 4 << 20
@@ -83,6 +86,8 @@ def _user(broker: BrokerSection) -> tuple[str, str | None] | None:
 def _tls(broker: BrokerSection) -> ssl.SSLContext | None:
     if broker.tls_ca is None and broker.tls_cert is None:
         return None
+    import ssl  # noqa: PLC0415
+
     at = broker.tls_ca
     try:
         if broker.tls_ca is not None:

@@ -16,20 +16,21 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from paho.mqtt.client import topic_matches_sub
+from typing import TYPE_CHECKING, Any
 
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import BrokerSection
 from edgeinfer.errors import LinkError
 from edgeinfer.mqtt.backoff import Backoff, LinkState
+from edgeinfer.mqtt.broker import Ended
 from edgeinfer.mqtt.connect import Resolver, open_socket
 from edgeinfer.mqtt.credentials import CredentialFiles
 from edgeinfer.mqtt.message import Keep, Message
 from edgeinfer.mqtt.outbox import Outbox
 from edgeinfer.mqtt.outgoing import REFUSED, Outgoing
-from edgeinfer.mqtt.session import Ended, Session
+
+if TYPE_CHECKING:
+    from edgeinfer.mqtt.session import Session
 
 __all__ = ["Keep", "LinkSnapshot", "LinkState", "Message", "MqttLink"]
 
@@ -192,6 +193,8 @@ class MqttLink:
 
     async def _connect_once(self) -> tuple[Ended, int | None]:
         """Make one connection and stay until it ends; return why, and how long it lived (None: it never did)."""
+        from edgeinfer.mqtt.session import Session  # noqa: PLC0415 - paho: 3 MB that a device without a link spares
+
         try:
             credentials = await self._files.read(timeout_s=_CONNECT_TIMEOUT_S)
             sock = await open_socket(self._broker, self._resolver, credentials.tls, timeout_s=_CONNECT_TIMEOUT_S)
@@ -277,6 +280,8 @@ class MqttLink:
             self._forget(session)
 
     def _dispatch(self, message: Message) -> None:
+        from paho.mqtt.client import topic_matches_sub  # noqa: PLC0415 - see `_connect_once`
+
         self._counters["received"] += 1
         for topic_filter, _, handler in self._subscriptions:
             if topic_matches_sub(topic_filter, message.topic):

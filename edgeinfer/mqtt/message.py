@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from edgeinfer.mqtt.topics import can_publish
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import MQTTMessage
 
 
 @dataclass(frozen=True, slots=True)

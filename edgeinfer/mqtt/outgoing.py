@@ -12,11 +12,15 @@ import logging
 import math
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgeinfer.errors import LinkError
+from edgeinfer.mqtt.broker import BrokerLimits
 from edgeinfer.mqtt.message import Keep, Message, unsendable
 from edgeinfer.mqtt.outbox import Outbox, Waiting
-from edgeinfer.mqtt.session import BrokerLimits, Session
+
+if TYPE_CHECKING:
+    from edgeinfer.mqtt.session import Session
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -25,6 +24,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.mqtt.backoff import LinkState
+from edgeinfer.mqtt.broker import BrokerLimits, Ended
 from edgeinfer.mqtt.message import Message, publish_properties, received, will_properties
 
 _log = logging.getLogger(__name__)
@@ -36,25 +36,6 @@ _SILENCE_LIMIT = 1.75
 """Keep-alives without a byte after which a connection counts as dead: paho pings after one, the broker had 0.75 more
 to answer, and the caller's promise is two."""
 _DEFAULT_RECEIVE_MAXIMUM = 65_535
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerLimits:
-    """What the broker said in its CONNACK."""
-
-    max_packet_bytes: int | None
-    """Larger packets make it close the connection; None: no limit of its own."""
-    receive_maximum: int
-    """Unacknowledged QoS 1 publishes that it takes at once."""
-    keepalive_s: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Why a connection is over."""
-
-    state: LinkState
-    reason: str
 
 
 class _Client(paho.Client):
