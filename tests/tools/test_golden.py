@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from edgeinfer_tools.golden import WAYS, GoldenRequest, Load, record, spread, tolerance
-from edgeinfer_tools.quantize import WeightRange, sums_exactly
 from edgeinfer_tools.samples import Array
 from edgeinfer_tools.session import Level, Runner
+from edgeinfer_tools.targets import WeightRange, sums_exactly
 
 GOLDEN = [GoldenRequest({}, {"x": np.full(2, value, np.float32)}) for value in (1, 2, 3)]
 FULL, REDUCED = (WeightRange(reduced=reduced, instruction_sets=(), reason="") for reduced in (False, True))

@@ -15,10 +15,12 @@ from edgeinfer.artifact.board import Board
 from edgeinfer.artifact.manifest import TensorSpec
 from edgeinfer_tools.calibration import CheckedSamples
 from edgeinfer_tools.faults import ModelRefused
-from edgeinfer_tools.quantize import quantize, weight_range
-from edgeinfer_tools.recipe import VariantRecipe
+from edgeinfer_tools.quantize import quantize
+from edgeinfer_tools.ranges import Calibration
 from edgeinfer_tools.samples import Stream
+from edgeinfer_tools.scheme import Method, default_scheme
 from edgeinfer_tools.session import Runner
+from edgeinfer_tools.targets import target_of, weight_range
 from tests.tools.conftest import conv_net, matmul_net
 
 
@@ -39,16 +41,16 @@ def none() -> Runner:
     raise AssertionError
 
 
-def build(board: Board, tmp_path: Path, method: str, model: onnx.ModelProto, *shape: int) -> Path:
-    source, target = tmp_path / "float.onnx", tmp_path / f"{board.name}-{method}.onnx"
+def build(board: Board, tmp_path: Path, method: Method, model: onnx.ModelProto, *shape: int) -> Path:
+    source, out = tmp_path / "float.onnx", tmp_path / f"{board.name}-{method}.onnx"
     onnx.save(model, source)
-    variant = VariantRecipe(name="int8", method=method)
-    quantize(source, target, variant, weights=weight_range(board), samples=lambda: samples_of(*shape))
-    return target
+    calibration = Calibration({"x": np.zeros(shape, np.float32)}, samples=lambda: samples_of(*shape))
+    target = target_of(board)
+    return quantize(source, default_scheme(method, target), target, calibration, out).path
 
 
 @pytest.mark.parametrize("method", ["static", "dynamic"])
-def test_a_board_without_vnni_gets_seven_bits(board: Board, tmp_path: Path, method: str) -> None:
+def test_a_board_without_vnni_gets_seven_bits(board: Board, tmp_path: Path, method: Method) -> None:
     weights = int8_weights(build(board, tmp_path, method, matmul_net(), 1, 64))
     assert weights.min() >= -64
     assert weights.max() <= 64
@@ -57,7 +59,7 @@ def test_a_board_without_vnni_gets_seven_bits(board: Board, tmp_path: Path, meth
 
 @pytest.mark.parametrize("method", ["static", "dynamic"])
 def test_a_board_with_vnni_gets_eight_bits_and_the_variant_says_so(
-    vnni_board: Board, tmp_path: Path, method: str
+    vnni_board: Board, tmp_path: Path, method: Method
 ) -> None:
     weights = int8_weights(build(vnni_board, tmp_path, method, matmul_net(), 1, 64))
     assert max(-int(weights.min()), int(weights.max())) > 64
@@ -81,7 +83,7 @@ def test_convolutions_are_quantized_per_channel(board: Board, tmp_path: Path) ->
 def test_half_precision_is_refused(board: Board, tmp_path: Path) -> None:
     model = matmul_net()
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float16), "half"))
-    with pytest.raises(ModelRefused, match=r"variant 'int8': .*float16.*float32"):
+    with pytest.raises(ModelRefused, match=r"dynamic .*float16 weights .half.*float32"):
         build(board, tmp_path, "dynamic", model, 1, 64)
 
 
@@ -96,12 +98,15 @@ from pathlib import Path
 import numpy as np, onnx
 from edgeinfer.artifact.manifest import TensorSpec
 from edgeinfer_tools.calibration import CheckedSamples
-from edgeinfer_tools.quantize import WeightRange, quantize
-from edgeinfer_tools.recipe import VariantRecipe
+from edgeinfer_tools.quantize import quantize
+from edgeinfer_tools.ranges import Calibration
 from edgeinfer_tools.samples import Stream
+from edgeinfer_tools.scheme import Scheme
+from edgeinfer_tools.targets import Target
 from tests.tools.conftest import conv_net
 
-folder, count = Path(sys.argv[1]), int(sys.argv[2])
+folder, count, calibrator = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 model = conv_net()
 for item in (*model.graph.input, *model.graph.output):
     for axis in (2, 3):
@@ -111,16 +116,19 @@ rng = np.random.default_rng(0)
 streams = (Stream(str(i), [{"x": rng.normal(size=(1, 3, 256, 256)).astype(np.float32)}]) for i in range(count))
 samples = CheckedSamples(streams, [TensorSpec(name="x", datatype="FP32", shape=[1, 3, 256, 256])], state=[],
                          float_model=lambda: None)
-assert quantize(folder / "float.onnx", folder / "int8.onnx", VariantRecipe("int8", "static"),
-                weights=WeightRange(True, (), ""), samples=lambda: samples) == count
+calibration = Calibration({"x": np.zeros((1, 3, 256, 256), np.float32)}, samples=lambda: samples)
+made = quantize(folder / "float.onnx", Scheme(method="static", calibrator=calibrator), Target("t", "x86_64", ()),
+                calibration, folder / "int8.onnx")
+assert (made.calibration_samples, made.calibrator) == (count, calibrator)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
 @pytest.mark.slow
-def test_calibration_memory_does_not_grow_with_the_number_of_samples(tmp_path: Path) -> None:
+@pytest.mark.parametrize("calibrator", ["minmax", "percentile"])
+def test_calibration_memory_does_not_grow_with_the_number_of_samples(tmp_path: Path, calibrator: str) -> None:
     def peak_kib(count: int) -> int:
-        command = [sys.executable, "-c", _CALIBRATE, str(tmp_path), str(count)]
+        command = [sys.executable, "-c", _CALIBRATE, str(tmp_path), str(count), calibrator]
         return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
     environment = {"PYTHONPATH": ":".join(path for path in sys.path if path), "ORT_DISABLE_TELEMETRY": "1"}

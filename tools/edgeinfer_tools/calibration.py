@@ -15,6 +15,9 @@ from edgeinfer_tools.faults import DataRefused
 from edgeinfer_tools.samples import Array, Inputs, Stream, decode_inputs
 from edgeinfer_tools.session import Runner
 
+_MASKS = ("BOOL", "INT32", "INT64", "UINT32", "UINT64")
+"""Datatypes that no range is made of."""
+
 
 class CheckedSamples:
     """What the quantizer reads calibration data from (`get_next`); streams, keeps one sample.
@@ -83,9 +86,12 @@ class CheckedSamples:
 
     def _conclude(self) -> None:
         if self.count == 0:
-            raise DataRefused("the recipe's calibration() yields no sample; static quantization needs real data")
+            raise DataRefused("calibration() yields no sample; static quantization needs real data")
+        varied = any(low < self._high[name] for name, low in self._low.items())
         for name, low in self._low.items():
-            if low == self._high[name]:
+            # Masks and segment numbers may well be the same in all samples, when something else is not.
+            mask = next(spec.datatype for spec in self._specs if spec.name == name) in _MASKS
+            if low == self._high[name] and not (mask and varied):
                 raise DataRefused(
                     f"all {self.count} calibration samples are the constant {low:g} in input {name!r}; "
                     "ranges would mean nothing"

@@ -17,7 +17,7 @@ from edgeinfer.artifact.board import known_boards, load_board
 from edgeinfer.artifact.profile import read_profile
 from edgeinfer.errors import ConfigError, EdgeInferError, Problem
 
-EXTRA = ("onnx", "rich")
+EXTRA = ("onnx", "rich", "onnx_ir", "rapidfuzz", "pycocotools")
 """Modules that only the extra `edgeinfer[tools]` installs."""
 USAGE = 2
 

@@ -18,8 +18,8 @@ from edgeinfer.artifact.profile import SCHEMA as PROFILE_SCHEMA
 from edgeinfer.artifact.profile import Profile
 from edgeinfer_tools import graph
 from edgeinfer_tools.pack import file_table
-from edgeinfer_tools.quantize import weight_range
 from edgeinfer_tools.session import ORT_VERSION
+from edgeinfer_tools.targets import weight_range
 from edgeinfer_tools.variants import Built, Job
 
 REPORT_SCHEMA = 1
@@ -37,7 +37,7 @@ def manifest(job: Job, built: list[Built], golden: list[Golden], model: onnx.Mod
         outputs=job.recipe.outputs,
         state=job.recipe.state,
         classes=job.recipe.classes,
-        variants=[_variant(job, item) for item in built],
+        variants=[_variant(item) for item in built],
         runtime=Runtime(onnxruntime=ORT_VERSION, opset=graph.opset_of(model), ir_version=int(model.ir_version)),
         files=file_table(job.folder),
         golden=golden,
@@ -53,7 +53,7 @@ def manifest(job: Job, built: list[Built], golden: list[Golden], model: onnx.Mod
     )
 
 
-def _variant(job: Job, item: Built) -> Variant:
+def _variant(item: Built) -> Variant:
     return Variant(
         name=item.recipe.name,
         file=item.file,
@@ -61,7 +61,7 @@ def _variant(job: Job, item: Built) -> Variant:
         load_peak_bytes=max(cost.load_peak_bytes for cost in item.costs),
         steady_bytes=max(cost.steady_bytes for cost in item.costs),
         latency_us={str(cost.threads): cost.latency.p99_us for cost in item.costs},
-        instruction_sets=list(weight_range(job.board).instruction_sets) if item.recipe.quantized else [],
+        instruction_sets=list(item.quantized.instruction_sets),
         tolerance=item.tolerance,
     )
 
@@ -89,7 +89,18 @@ def _variant_report(item: Built) -> dict[str, Any]:
         "name": item.recipe.name,
         "method": item.recipe.method,
         "size_bytes": item.size_bytes,
-        "calibration_samples": item.calibration_samples,
+        "scheme": item.quantized.scheme.text(),
+        "size_ratio": _figure(item.quantized.ratio),
+        "calibrator": item.quantized.calibrator,
+        "calibration_samples": item.quantized.calibration_samples,
+        "stayed_float": {
+            "multiplications_share": _figure(item.quantized.coverage.float_macs_share),
+            "weights_share": _figure(item.quantized.coverage.float_weights_share),
+            "in_bodies": item.quantized.coverage.bodies,
+            "by_operator": item.quantized.coverage.by_operator,
+            "kept_on_purpose": list(item.quantized.scheme.exclude),
+        },
+        "runtime": item.quantized.runtime,
         "evaluation": {
             "streams": item.evaluation.streams,
             "requests": item.evaluation.requests,

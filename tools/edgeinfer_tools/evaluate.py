@@ -6,13 +6,16 @@ Owns the metrics and the gates. Runs both models in lockstep over the same strea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from edgeinfer.artifact.manifest import Classes
+from edgeinfer_tools import recipe_code
 from edgeinfer_tools.faults import DataRefused, GateFailed
+from edgeinfer_tools.metrics import LOWER_IS_BETTER, SCORES, Score, Seen, macro_f1
 from edgeinfer_tools.recipe import Gate, Recipe
 from edgeinfer_tools.reference import Distribution
 from edgeinfer_tools.samples import Array, Stream, decode_inputs
@@ -63,11 +66,15 @@ class Evaluation:
     errors: dict[str, OutputError] = field(default_factory=dict)
     overlaps: dict[int, Overlap] = field(default_factory=dict)
     """By index of the gate."""
+    scores: dict[int, Score] = field(default_factory=dict)
+    """By index of the gate: the metrics of `metrics`."""
     labels_equal: int = 0
     labelled: int = 0
     labelled_right: int = 0
     confusion: Counter[str] = field(default_factory=Counter)
     """`truth -> predicted`, per labelled stream."""
+    pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The same as (truth, predicted)."""
     distributions: dict[str, Distribution] = field(default_factory=dict)
     """Of inputs and outputs, by `inputs.NAME` and `outputs.NAME`."""
 
@@ -104,6 +111,13 @@ def evaluate(variant: Runner, reference: Runner, streams: Iterable[Stream], reci
         SessionError: a run failed.
     """
     result = Evaluation()
+    result.scores = {
+        index: SCORES[gate.metric](gate.output or (recipe.classes.output if recipe.classes else ""))
+        for index, gate in enumerate(recipe.file.gates)
+        if gate.metric in SCORES
+    }
+    answer = _answer(recipe)
+    labels = recipe.classes.labels if recipe.classes is not None else []
     for stream in streams:
         variant.reset()
         reference.reset()
@@ -114,6 +128,9 @@ def evaluate(variant: Runner, reference: Runner, streams: Iterable[Stream], reci
             got, want = variant.run(tensors), reference.run(tensors)
             result.requests += 1
             _compare(result, got, want, recipe, f"{stream.name}[{result.requests - 1}]")
+            seen = Seen(got, want, stream.label, stream.truth, labels, answer)
+            for score in result.scores.values():
+                score.add(seen)
             for key, array in [
                 *((f"inputs.{k}", v) for k, v in tensors.items()),
                 *((f"outputs.{k}", v) for k, v in got.items()),
@@ -127,6 +144,14 @@ def evaluate(variant: Runner, reference: Runner, streams: Iterable[Stream], reci
     if result.requests == 0:
         raise DataRefused("the recipe's evaluation() yields no request; a variant cannot be judged without data")
     return result
+
+
+def _answer(recipe: Recipe) -> Callable[[Mapping[str, Array]], Any] | None:
+    """Return data.py's `answer`, guarded: what it raises is told by its line."""
+    hook = recipe.hook("data", "answer")
+    if hook is None:
+        return None
+    return lambda outputs: recipe_code.call(recipe.code("data"), hook, dict(outputs))
 
 
 def _compare(result: Evaluation, got: dict[str, Array], want: dict[str, Array], recipe: Recipe, where: str) -> None:
@@ -164,6 +189,7 @@ def _count_label(result: Evaluation, stream: Stream, predicted: list[str], class
     result.labelled += 1
     result.labelled_right += verdict == stream.label
     result.confusion[f"{stream.label} -> {verdict}"] += 1
+    result.pairs[stream.label, verdict] += 1
 
 
 def judge(result: Evaluation, gates: list[Gate]) -> list[GateResult]:
@@ -188,8 +214,12 @@ def judge(result: Evaluation, gates: list[Gate]) -> list[GateResult]:
                 if result.labelled == 0:
                     raise DataRefused("label_accuracy needs evaluation streams with labels; there are none")
                 value = result.labelled_right / result.labelled
+            case "macro_f1":
+                value = macro_f1(result.pairs)
             case "max_abs_error":
                 value = result.errors[gate.output].max_abs
+            case metric if metric in SCORES:
+                value = result.scores[index].value()
             case _:
                 value = result.errors[gate.output].mean_abs
         verdicts.append(GateResult(gate.metric, gate.output, value, gate.minimum, gate.maximum))
@@ -199,8 +229,10 @@ def judge(result: Evaluation, gates: list[Gate]) -> list[GateResult]:
 def quality(first: GateResult) -> float:
     """Return a variant's quality, 1.0 = as the float model, from its first gate.
 
-    Shares count as they are; errors count as their distance from the gate's maximum.
+    Shares count as they are; errors as what they leave of 1; of a perplexity ratio, its inverse.
     """
-    if first.maximum is None:
-        return round(min(first.value, 1.0), 6)
+    if first.metric == "perplexity_ratio":
+        return round(min(1.0, 1.0 / first.value), 6)
+    if first.metric not in LOWER_IS_BETTER:
+        return round(max(0.0, min(first.value, 1.0)), 6)
     return round(max(0.0, 1.0 - first.value), 6)

@@ -5,6 +5,7 @@ What is wrong with a bundle or a file of the operator is in `edgeinfer.errors`; 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from edgeinfer.errors import ArtifactError, ConfigError, EdgeInferError
@@ -43,3 +44,20 @@ class OutputExists(EdgeInferError):
     """Something stands where the bundle would go."""
 
     exit_code = 73  # EX_CANTCREAT
+
+
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\S+) node with name '(.*?)'")
+_SOURCE = re.compile(
+    r"(?:/\S+|\b\S+)\.(?:cc|cpp|h)[: ]\d+\s*(?:[\w:~<>*& ,]+\([^)]*\)\s*(?:\[[^\]]*\])?\s*(?:const)?\s*)?"
+)
+_CODE = re.compile(r"^\d+ : [A-Z_]+ : ")
+
+
+def plain(text: str) -> str:
+    """Return what ONNX or ONNX Runtime says in one line, without codes, C++ signatures and source paths."""
+    line = next((item for item in text.strip().splitlines() if item.strip()), "no reason given")
+    line = _CODE.sub("", line.rpartition("ONNXRuntimeError] : ")[2] or line)
+    if found := _NO_KERNEL.search(line):
+        return f"the runtime has no kernel for {found[1]} (node {found[2]!r}); keep that node float, or choose `static`"
+    line = re.sub(r"\s+", " ", _SOURCE.sub("", line)).strip(" :")
+    return line.removeprefix("Load model from ").strip() or "no reason given"

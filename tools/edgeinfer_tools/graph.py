@@ -79,10 +79,7 @@ def check_source(model: onnx.ModelProto, name: str) -> None:
     """
     if not model.graph.node:
         raise ModelRefused(f"{name} has no nodes; it is empty, or not an ONNX model")
-    nodes = list(all_nodes(model.graph))
-    if found := sorted(
-        {node.op_type for node in nodes if node.op_type in _QUANTIZED or node.op_type.startswith("QLinear")}
-    ):
+    if found := quantized_operators(model):
         raise ModelRefused(f"{name} is already quantized (it has {', '.join(found)}); start from the float model")
     opset = opset_of(model)
     if not 7 <= opset <= MAX_OPSET:
@@ -95,6 +92,12 @@ def check_source(model: onnx.ModelProto, name: str) -> None:
         raise ModelRefused(
             f"{name} has {len(culprits)} nodes named {repeated[0]!r} ({'; '.join(culprits)}); names must differ"
         )
+
+
+def quantized_operators(model: onnx.ModelProto) -> list[str]:
+    """Return the types of the operators that only quantized graphs have."""
+    kinds = {node.op_type for node in all_nodes(model.graph)}
+    return sorted(kind for kind in kinds if kind in _QUANTIZED or kind.startswith("QLinear"))
 
 
 def opset_of(model: onnx.ModelProto) -> int:

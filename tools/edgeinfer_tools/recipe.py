@@ -24,11 +24,12 @@ import msgspec
 from edgeinfer.artifact.manifest import Classes, StateSpec, TensorSpec
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.toml_file import load_toml, make_converter, structure
+from edgeinfer_tools.metrics import SCORES, WITHOUT_OUTPUT
 from edgeinfer_tools.recipe_code import blamed_on
 
 RECIPE_FILE = "recipe.toml"
-METHODS = ("keep", "static", "dynamic")
-METRICS = ("label_agreement", "label_accuracy", "iou", "max_abs_error", "mean_abs_error")
+METHODS = ("keep", "static", "dynamic", "weights", "fp16")
+METRICS = ("label_agreement", "label_accuracy", "iou", "max_abs_error", "mean_abs_error", "macro_f1", *SCORES)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -66,9 +67,13 @@ class VariantRecipe:
 
     name: str
     method: str
-    """`keep` (as prepared), `static` (QDQ, per channel, calibrated) or `dynamic` (weights only)."""
+    """`keep` (as prepared), `static`, `dynamic`, `weights` or `fp16`: see `edgeinfer_tools.scheme`."""
     operators: list[str] = field(default_factory=list)
     """Operator types to quantize; empty: what the method does by default."""
+    scheme: dict[str, Any] = field(default_factory=dict)
+    """Parameters of the scheme that differ from what suits the board, as `edgeinfer_tools.scheme.Scheme` has them."""
+    keep_sensitive: bool = False
+    """When it misses a gate, keep in float what measurably costs most quality, until the gates hold."""
     optional: bool = False
     """A variant that misses its gates is left out, with a note in the report, instead of failing the build."""
     tolerance: float = 1e-6
@@ -76,8 +81,8 @@ class VariantRecipe:
 
     @property
     def quantized(self) -> bool:
-        """Whether it computes in 8 bits."""
-        return self.method != "keep"
+        """Whether it computes with integers."""
+        return self.method not in {"keep", "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +232,10 @@ def _check_gate(gate: Gate, path: str, outputs: set[str], *, has_classes: bool) 
         problems.append(Problem(f"{path}.metric", f"{gate.metric!r} is not {', '.join(METRICS)}"))
     if (gate.minimum is None) == (gate.maximum is None):
         problems.append(Problem(path, "needs either minimum or maximum"))
-    if gate.metric.startswith("label_"):
+    if gate.metric in {"label_agreement", "label_accuracy", "macro_f1", "top1_accuracy", "top5_accuracy"}:
         if not has_classes:
             problems.append(Problem(f"{path}.metric", f"{gate.metric} needs [classes]"))
-    elif gate.output not in outputs:
+    elif gate.metric not in WITHOUT_OUTPUT and gate.output not in outputs:
         problems.append(Problem(f"{path}.output", f"{gate.output!r} is not an output ({', '.join(sorted(outputs))})"))
     return problems
 

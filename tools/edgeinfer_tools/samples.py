@@ -30,6 +30,18 @@ class Media:
     content_type: str
 
 
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """One object in a picture, in pixels or any other unit that truth and answers share."""
+
+    label: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+    score: float = 1.0
+
+
 Inputs = Mapping[str, "Array | Media"]
 """One request: every public input by name."""
 
@@ -41,6 +53,8 @@ class Stream:
     name: str
     requests: Iterable[Inputs]
     label: str = ""
+    truth: Any = None
+    """Other truth about each request of the stream: a list of `Detection`, or the tokens that come next."""
 
 
 NUMPY_TYPES: dict[str, type[Any]] = {

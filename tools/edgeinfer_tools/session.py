@@ -15,6 +15,7 @@ import numpy as np
 
 from edgeinfer.artifact.manifest import StateSpec
 from edgeinfer.errors import SessionError
+from edgeinfer_tools.faults import plain
 from edgeinfer_tools.samples import NUMPY_TYPES, Array
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before the import: the wheel otherwise starts a telemetry thread
@@ -58,8 +59,9 @@ class Runner:
                 model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # ONNX Runtime's errors share no other base
-            raise SessionError("load_failed", _first_line(error)) from error
+            raise SessionError("load_failed", plain(str(error))) from error
         self.outputs: list[str] = [item.name for item in self._session.get_outputs()]
+        self.inputs: list[str] = [item.name for item in self._session.get_inputs()]
         self._state_specs = state or []
         self._state: dict[str, Array] = {}
         self.reset()
@@ -72,6 +74,10 @@ class Runner:
         """Return the state that the next run will take."""
         return dict(self._state)
 
+    def output_types(self) -> dict[str, str]:
+        """Return the type of each output in the runtime's words: `tensor(float)`."""
+        return {item.name: item.type for item in self._session.get_outputs()}
+
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the public outputs by name.
 
@@ -81,14 +87,8 @@ class Runner:
         try:
             values = self._session.run(None, {**inputs, **self._state})
         except Exception as error:  # as above
-            raise SessionError("run_failed", _first_line(error)) from error
+            raise SessionError("run_failed", plain(str(error))) from error
         found = dict(zip(self.outputs, values, strict=True))
         for spec in self._state_specs:
             self._state[spec.input] = found.pop(spec.output)
         return found
-
-
-def _first_line(error: Exception) -> str:
-    """Return what the runtime says, without its C++ source paths."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return text.rpartition("ONNXRuntimeError] : ")[2] or text

@@ -8,29 +8,33 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from edgeinfer.artifact.board import Board
 from edgeinfer.artifact.profile import OperatingCost, Profile
 from edgeinfer.errors import ConfigError, Problem
-from edgeinfer_tools import recipe_code
+from edgeinfer_tools import model_file, recipe_code
 from edgeinfer_tools.calibration import CheckedSamples
 from edgeinfer_tools.evaluate import Evaluation, GateResult, evaluate, judge, quality
 from edgeinfer_tools.faults import DataRefused, GateFailed
+from edgeinfer_tools.fetch import cache_dir
 from edgeinfer_tools.golden import GoldenRequest, Recorded, golden_requests, record, tolerance
 from edgeinfer_tools.machine import Machine, thread_counts
 from edgeinfer_tools.measure import measure
-from edgeinfer_tools.quantize import quantize, sums_exactly, weight_range
+from edgeinfer_tools.quantize import Quantized, quantize
+from edgeinfer_tools.ranges import Calibration
 from edgeinfer_tools.recipe import Recipe, VariantRecipe
-from edgeinfer_tools.samples import Stream
+from edgeinfer_tools.samples import Stream, decode_inputs
+from edgeinfer_tools.scheme import Scheme, recipe_scheme
+from edgeinfer_tools.sensitivity import OutputError, rank, rescue
 from edgeinfer_tools.session import Level, Runner
 from edgeinfer_tools.sizes import human
 from edgeinfer_tools.smoke import smoke
+from edgeinfer_tools.targets import sums_exactly, target_of, weight_range
 
-POOR_RATIO = 0.6
-"""An 8-bit file that is larger than this share of the float one was hardly quantized."""
-
-
+SENSITIVITY_REQUESTS = 8
+"""So many requests of the evaluation decide which nodes are sensitive; all of it judges."""
 PROGRESS_SAMPLES = 8
 """So many samples between two lines of progress while calibrating."""
 
@@ -90,7 +94,8 @@ class Built:
     golden: Recorded
     tolerance: float
     """Golden tolerance for the manifest."""
-    calibration_samples: int
+    quantized: Quantized
+    """How it was made, what stayed float, what it needs."""
 
     @property
     def quality(self) -> float:
@@ -106,9 +111,9 @@ def make_variants(job: Job, golden: list[GoldenRequest]) -> tuple[list[Built], l
         EdgeInferError: the model, the data or the runtime is at fault.
     """
     smoke(job.float_model, golden[0].tensors, job.recipe.state)
-    notes, built = _notes_on_board(job), []
+    notes, built, calibration = _notes_on_board(job), [], _calibration(job, golden[0])
     for variant in job.recipe.file.variants:
-        found = _make(job, variant, golden)
+        found = _make(job, variant, golden, calibration)
         if isinstance(found, Built):
             built.append(found)
         else:
@@ -116,28 +121,24 @@ def make_variants(job: Job, golden: list[GoldenRequest]) -> tuple[list[Built], l
     if not built:
         raise GateFailed(f"{job.recipe.file.name}: no variant passed its gates; nothing was published")
     built.sort(key=lambda item: -item.quality)
-    return built, notes + _notes_on_worth(job, built)
+    return built, notes + _notes_on_worth(built)
 
 
-def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest]) -> Built | str:
+def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest], calibration: Calibration) -> Built | str:
     """Return the variant, or why an optional one is left out."""
     target = job.folder / "model" / f"{variant.name}.onnx"
-    if variant.method == "static":
-        job.say(f"{variant.name:<9} calibrating on real data")
-    samples = _quantize(job, variant, target)
-    job.say(f"{variant.name:<9} {variant.method}{f', {samples} samples' if samples else ''}, {human(target)}")
-    smoke(target, golden[0].tensors, job.recipe.state)
-    job.say(f"{'':<9} evaluating, beside the float model")
-    runner = job.runner(target)
-    evaluation = evaluate(runner, job.runner(job.float_model), job.streams("evaluation"), job.recipe)
-    verdicts = judge(evaluation, job.recipe.file.gates)
-    for verdict in verdicts:
-        job.say(f"{'':<9} {'pass' if verdict.passed else 'FAIL'}: {verdict} ({evaluation.requests} requests)")
-    if failed := [verdict for verdict in verdicts if not verdict.passed]:
+    wanted = recipe_scheme(variant.method, variant.operators, variant.scheme, target_of(job.board))
+    made, evaluation, verdicts = _judged(job, variant, wanted, target, calibration)
+    if _failed(verdicts) and variant.keep_sensitive and wanted.quantized:
+        found = _rescued(job, variant, wanted, target, calibration)
+        if found is not None:
+            made, evaluation, verdicts = found
+    if failed := _failed(verdicts):
         text = f"variant {variant.name}: " + "; ".join(str(verdict) for verdict in failed)
         if not variant.optional:
             raise GateFailed(f"{job.recipe.file.name}: {text}; nothing was published")
-        target.unlink()
+        for path in model_file.files_of(target):
+            path.unlink()
         return text
     if job.costs_from is None:
         job.say(f"{'':<9} measuring")
@@ -155,14 +156,55 @@ def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest]) -> Buil
     return Built(
         recipe=variant,
         file=str(target.relative_to(job.folder)),
-        size_bytes=target.stat().st_size,
+        size_bytes=made.size_bytes,
         evaluation=evaluation,
         gates=verdicts,
         costs=costs,
         golden=recorded,
         tolerance=tolerance(variant.tolerance, recorded.spread, _extents(job, evaluation), quantized=variant.quantized),
-        calibration_samples=samples,
+        quantized=made,
     )
+
+
+_Judged = tuple[Quantized, Evaluation, list[GateResult]]
+
+
+def _judged(job: Job, variant: VariantRecipe, scheme: Scheme, target: Path, calibration: Calibration) -> _Judged:
+    """Quantize, prove, evaluate."""
+    if scheme.calibrated:
+        job.say(f"{variant.name:<9} calibrating on real data")
+    made = quantize(job.float_model, scheme, target_of(job.board), calibration, target)
+    samples = f", {made.calibration_samples} samples" if made.calibration_samples else ""
+    job.say(f"{variant.name:<9} {scheme.title}{samples}, {human(made.size_bytes)}")
+    job.say(f"{'':<9} evaluating, beside the float model")
+    evaluation = evaluate(job.runner(target), job.runner(job.float_model), job.streams("evaluation"), job.recipe)
+    verdicts = judge(evaluation, job.recipe.file.gates)
+    for verdict in verdicts:
+        job.say(f"{'':<9} {'pass' if verdict.passed else 'FAIL'}: {verdict} ({evaluation.requests} requests)")
+    return made, evaluation, verdicts
+
+
+def _failed(verdicts: list[GateResult]) -> list[GateResult]:
+    return [verdict for verdict in verdicts if not verdict.passed]
+
+
+def _rescued(
+    job: Job, variant: VariantRecipe, scheme: Scheme, target: Path, calibration: Calibration
+) -> _Judged | None:
+    """Keep the most sensitive nodes float until the gates hold; None when they never do."""
+    requests = (request for stream in job.streams("evaluation") for request in stream.requests)
+    tensors = (decode_inputs(item, job.recipe.inputs) for item in islice(requests, SENSITIVITY_REQUESTS))
+    error = OutputError(job.float_model, tensors, job.recipe.state)
+    ranking = rank(
+        job.float_model, scheme, calibration, error,
+        cache=cache_dir() / "sensitivity", say=lambda line: job.say(f"{'':<9} {line}"),
+    )  # fmt: skip
+
+    def holds(candidate: Scheme) -> bool:
+        return not _failed(_judged(job, variant, candidate, target, calibration)[2])
+
+    found = rescue(scheme, ranking, holds)
+    return None if found is None else _judged(job, variant, found, target, calibration)
 
 
 def _extents(job: Job, evaluation: Evaluation) -> list[tuple[float, float]]:
@@ -171,8 +213,8 @@ def _extents(job: Job, evaluation: Evaluation) -> list[tuple[float, float]]:
     return [evaluation.distributions[f"outputs.{name}"].extent for name in floats]
 
 
-def _quantize(job: Job, variant: VariantRecipe, target: Path) -> int:
-    def calibration() -> CheckedSamples:
+def _calibration(job: Job, typical: GoldenRequest) -> Calibration:
+    def samples() -> CheckedSamples:
         return CheckedSamples(
             job.streams("calibration"),
             job.recipe.inputs,
@@ -185,7 +227,7 @@ def _quantize(job: Job, variant: VariantRecipe, target: Path) -> int:
         if count % PROGRESS_SAMPLES == 0:
             job.say(f"{'':<9} {count} samples")
 
-    return quantize(job.float_model, target, variant, weights=weight_range(job.board), samples=calibration)
+    return Calibration(typical.tensors, job.recipe.state, samples)
 
 
 def _costs(job: Job, variant: VariantRecipe, model: Path, typical: GoldenRequest) -> list[OperatingCost]:
@@ -214,16 +256,16 @@ def _notes_on_board(job: Job) -> list[str]:
     return notes
 
 
-def _notes_on_worth(job: Job, built: list[Built]) -> list[str]:
+def _notes_on_worth(built: list[Built]) -> list[str]:
     """Say so when quantizing did not pay."""
     notes = []
-    float_bytes = job.float_model.stat().st_size
-    kept = next((item for item in built if not item.recipe.quantized), None)
     for item in built:
-        if not item.recipe.quantized:
-            continue
-        if (ratio := item.size_bytes / float_bytes) > POOR_RATIO:
-            notes.append(f"{item.recipe.name} has {ratio:.0%} of the float model's size: little of it is in 8 bits")
-        if kept is not None and item.costs[0].latency.p50_us > kept.costs[0].latency.p50_us:
-            notes.append(f"{item.recipe.name} is slower than {kept.recipe.name} on this machine")
+        notes += [f"{item.recipe.name}: {note}" for note in item.quantized.notes]
+    kept = next((item for item in built if item.recipe.method == "keep"), None)
+    if kept is None:
+        return notes
+    for item in built:
+        if item is not kept and item.costs[0].latency.p50_us > kept.costs[0].latency.p50_us:
+            both = f"p50 {item.costs[0].latency.p50_us} us against {kept.costs[0].latency.p50_us} us"
+            notes.append(f"{item.recipe.name} is slower than {kept.recipe.name} on this machine ({both})")
     return notes
