@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,6 +18,7 @@ from typing import Any, Final
 import onnxruntime as ort
 
 from edgeinfer.artifact.provider import CPU_PROVIDER, PROVIDERS, Provider, missing_providers
+from edgeinfer.errors import mib
 from edgeinfer.worker.fault import Fault
 from edgeinfer.worker.messages import LoadSpec
 
@@ -83,6 +85,7 @@ def node_counts(session: ort.InferenceSession, spec: LoadSpec) -> dict[str, int]
 
 
 def _add_plugin(spec: LoadSpec, provider: Provider, asked: Mapping[str, str], options: ort.SessionOptions) -> None:
+    os.environ.update(_ENVIRONMENT.get(provider.name, {}))  # of this worker only, before the library looks
     try:
         package: Any = importlib.import_module(provider.plugin)
         ort.register_execution_provider_library(provider.plugin, package.get_library_path())
@@ -91,9 +94,12 @@ def _add_plugin(spec: LoadSpec, provider: Provider, asked: Mapping[str, str], op
         raise Fault(_FAILED, f"{spec.title}: {provider.plugin} cannot be registered: {text}") from error
     device = asked.get("device", provider.devices[0])
     offered = [offer for offer in ort.get_ep_devices() if offer.ep_name == provider.name]
+    if not offered:  # none at all: its own libraries did not load, for want of memory where that is fenced
+        fence = f" within {mib(spec.data_limit_bytes)} of memory" if spec.data_limit_bytes else ""
+        raise Fault(_FAILED, f"{spec.title}: {provider.name} finds no device here at all{fence}")
     fitting = [offer for offer in offered if offer.device.type.name == device]
     if not fitting:
-        has = ", ".join(sorted({offer.device.type.name for offer in offered})) or "none"
+        has = ", ".join(sorted({offer.device.type.name for offer in offered}))
         raise Fault(
             UNAVAILABLE,
             f"{spec.title} asks {provider.name} for the device {device}, it finds {has} here; install the device's "
@@ -106,8 +112,7 @@ def _add_plugin(spec: LoadSpec, provider: Provider, asked: Mapping[str, str], op
 def _openvino(spec: LoadSpec, device: str, asked: Mapping[str, str]) -> dict[str, str]:
     """Return OpenVINO's options: as many threads as were granted, and float arithmetic unless less was declared.
 
-    By itself it takes every CPU, computes in bfloat16 where the CPU can, and pins threads to CPUs [measured: one was
-    found pinned inside the worker's mask], which would undo what the governor does to the mask later.
+    By itself it takes every CPU, computes in bfloat16 where the CPU can, and pins threads to CPUs.
     """
     properties = {}
     if device == "CPU":
@@ -122,5 +127,9 @@ def _openvino(spec: LoadSpec, device: str, asked: Mapping[str, str]) -> dict[str
     return {"load_config": json.dumps({device: properties})} if properties else {}
 
 
+_ENVIRONMENT: Final = {"OpenVINOExecutionProvider": {"HWLOC_THISSYSTEM": "0"}}
+"""OpenVINO's threads otherwise take back, at each run, the CPU mask that they were born with [measured: also without
+pinning], and so undo what the governor has done to it since. hwloc, told that the topology is another system's, finds
+the same CPUs and binds nothing."""
 _TRANSLATE: Final = {"OpenVINOExecutionProvider": _openvino}
 """Provider name -> what our options are called by the plug-in; others take nothing but the device."""
