@@ -47,16 +47,16 @@ class LocalExecutor:
             case int():
                 return Estimate(_UNKNOWN_P99_NS, _UNKNOWN_P99_NS, wait_ns=found)
         worker = found.pick(request.stream)
-        if worker is None:
-            return Refusal(Reason.MODEL_UNAVAILABLE, f"{request.model}: its worker is being restarted")
         threads = found.section.threads
         p99_ns = seed_p99_ns(found.variant, threads)
+        if worker is None and not found.is_replacing:
+            return Refusal(Reason.MODEL_UNAVAILABLE, f"{request.model}: its worker is being restarted")
         return Estimate(
             p50_ns=p99_ns,
             p99_ns=p99_ns,
-            wait_ns=worker.in_flight * p99_ns,
+            wait_ns=found.load_ns if worker is None else worker.in_flight * p99_ns,
             cores=threads,
-            lanes=1 if found.manifest.stateful else len(found.workers),
+            lanes=1 if found.manifest.stateful else max(1, len(found.workers)),
         )
 
     async def execute(self, request: InferRequest) -> Result | Refusal | Failure | Expired:
@@ -82,7 +82,9 @@ class LocalExecutor:
     ) -> Result | Refusal | Failure | Expired:
         ending: RunEnding = Failure(WORKER_LOST, f"{request.model} has no worker just now")
         for _ in range(2):  # a run that had not begun when its worker died may go to another, once
-            worker = model.pick(request.stream)
+            worker = model.pick(request.stream) or await model.pick_soon(request.stream, deadline_ns=deadline_ns)
+            if worker is None and model.is_replacing:
+                return Expired(f"the worker of {request.model} was not replaced in time")
             if worker is None:
                 return ending if isinstance(ending, Failure) else Failure(WORKER_LOST)
             ending = await _run_on(worker, request, deadline_ns)

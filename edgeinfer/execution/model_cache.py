@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import NS_PER_S, Clock
@@ -160,6 +160,13 @@ class ModelCache:
     def residents(self) -> list[ResidentModel]:
         """Return what is in memory."""
         return [wanted.resident for wanted in self._wanted.values() if wanted.resident is not None]
+
+    def look(self, own_bytes: Mapping[int, int]) -> int:
+        """Do something about workers that take more than was reserved; return by how much they do, all together.
+
+        `own_bytes` tells the anonymous memory that each process has for itself, by its id.
+        """
+        return sum(resident.look(own_bytes) for resident in self.residents())
 
     def set_cpus(self, cpus: frozenset[int]) -> None:
         """Move all workers, and those to come, onto these CPUs."""

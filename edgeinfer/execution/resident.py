@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 from edgeinfer.artifact.manifest import Manifest, Variant
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
-from edgeinfer.errors import EdgeInferError, SessionError
+from edgeinfer.errors import BudgetExceeded, EdgeInferError, SessionError
 from edgeinfer.execution.crashes import CrashPolicy, judge_crash
+from edgeinfer.execution.growth import GrowthWatch, Remedy, WorkerSize
 from edgeinfer.execution.ledger import Reservation, SharedReservation
 from edgeinfer.store.compiled import CompiledForm
 from edgeinfer.store.store import Installed
@@ -29,6 +31,8 @@ _log = logging.getLogger(__name__)
 _NO_PROCESS = frozenset({"fork_failed", "runtime_unusable"})
 """Why there is no worker although the model has done nothing wrong."""
 _NO_PROCESS_PAUSE_NS = 2 * NS_PER_S
+_IDLE_LOOK_S = 0.005
+"""How often a worker that is being replaced is looked at, whether it has finished what it had."""
 
 
 class Phase(StrEnum):
@@ -93,6 +97,9 @@ class ResidentModel:
         self.last_used_ns = clock.now_ns()
         self.state_resets = 0
         """Runs of a stateful model whose earlier state was lost."""
+        self.shrunk = 0
+        self.recycled = 0
+        """How often a worker that had outgrown its reservation was asked to shrink, and was replaced."""
         self.load_ns = 0
         self._start_worker = start_worker
         self._later = later
@@ -102,6 +109,19 @@ class ResidentModel:
         self._workers: list[Worker | None] = [None] * section.workers
         self._starting: set[asyncio.Future[Worker]] = set()
         self._crashes_ns: tuple[int, ...] = ()
+        self._worker_bytes = reservation.size_bytes // section.workers
+        self._growth = GrowthWatch(self._worker_bytes)
+        self._leaving: set[Worker] = set()
+        """Workers that finish what they have begun and then end."""
+        self._empty_seats = 0
+        self._seated = asyncio.Event()
+        """Set unless a worker has ended on purpose and its successor is not there yet."""
+        self._seated.set()
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether a worker is being replaced on purpose: requests wait for the next one instead of being refused."""
+        return self._empty_seats > 0
 
     @property
     def manifest(self) -> Manifest:
@@ -136,7 +156,7 @@ class ResidentModel:
     async def close(self) -> None:
         """End every worker, letting it finish what it has begun, and give the memory back once they are gone."""
         self.phase = Phase.CLOSED
-        workers, self._workers = [worker for worker in self._workers if worker is not None], []
+        workers, self._workers = [*(worker for worker in self._workers if worker is not None), *self._leaving], []
         starting = list(self._starting)
         for task in starting:
             task.cancel()
@@ -157,6 +177,45 @@ class ResidentModel:
             pinned = self._workers[zlib.crc32((stream or "").encode()) % len(self._workers)]
             return pinned if pinned is not None and pinned.is_alive else None
         return min(self.workers, key=lambda worker: worker.in_flight, default=None)
+
+    async def pick_soon(self, stream: str | None, *, deadline_ns: int) -> Worker | None:
+        """As `pick`, but waits for the successor of a worker that is being replaced, until the deadline."""
+        while (worker := self.pick(stream)) is None and self.is_replacing:
+            try:
+                async with asyncio.timeout_at(deadline_ns / NS_PER_S):
+                    await self._seated.wait()
+            except TimeoutError:
+                return None
+        return worker
+
+    def look(self, own_bytes: Mapping[int, int]) -> int:
+        """Do something about workers that take more than was reserved; return by how much they do, all together.
+
+        `own_bytes` tells the anonymous memory that a process has for itself, by its id.
+        """
+        if self.phase is not Phase.READY:
+            return 0
+        beyond_bytes = 0
+        for index, worker in enumerate(self._workers):
+            if worker is None or not worker.is_alive or worker.pid not in own_bytes:
+                continue
+            held_bytes = own_bytes[worker.pid] + worker.slot_bytes
+            beyond_bytes += max(0, held_bytes - self._worker_bytes)
+            size = WorkerSize(worker.pid, held_bytes, worker.shrinks, worker.shrunk_bytes + worker.slot_bytes)
+            remedy = self._growth.remedy(size, self._clock.now_ns())
+            if remedy is Remedy.NOTHING:
+                continue
+            _log.warning(
+                "outgrown model=%s pid=%d held_bytes=%d reserved_bytes=%d remedy=%s",
+                self.section.name, worker.pid, held_bytes, self._worker_bytes, remedy,
+            )  # fmt: skip
+            if remedy is Remedy.SHRINK:
+                self.shrunk += 1
+                worker.shrink()
+            else:
+                recycle = functools.partial(self._recycle, index, worker)
+                self._later(0, recycle, f"recycle[{self.section.name}]")
+        return beyond_bytes
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[None]:
@@ -189,11 +248,57 @@ class ResidentModel:
             return
         self._workers[index] = worker
         self.load_ns = worker.loaded.load_ns
-        worker.died.add_done_callback(lambda died: self._on_died(index, died.result()))
+        worker.died.add_done_callback(lambda died: self._on_died(index, worker, died.result()))
 
-    def _on_died(self, index: int, end: WorkerEnd) -> None:
+    async def _recycle(self, index: int, old: Worker) -> None:
+        """Replace a worker by a fresh one between two requests: beside it where the budget allows, else after it."""
+        if self.phase is not Phase.READY or self._workers[index] is not old:
+            return
+        self.recycled += 1
+        size_bytes = self.reservation.size_bytes
+        try:
+            self.reservation.resize(size_bytes + self._worker_bytes)
+        except BudgetExceeded:
+            await self._recycle_in_place(index, old)
+            return
+        try:
+            await self._start(index)  # takes the seat: from now on requests go to the fresh one
+            await self._dismiss(old)
+        except EdgeInferError as error:
+            _log.warning("not replaced model=%s pid=%d why=%r", self.section.name, old.pid, str(error))
+        finally:
+            if self.reservation.size_bytes:  # else the model was closed meanwhile
+                self.reservation.resize(size_bytes)
+
+    async def _recycle_in_place(self, index: int, old: Worker) -> None:
+        self._workers[index] = None
+        self._empty_seats += 1
+        self._seated.clear()
+        try:
+            await self._dismiss(old)
+            await self._restart(index)
+        finally:
+            self._empty_seats -= 1
+            if not self._empty_seats:
+                self._seated.set()
+
+    async def _dismiss(self, worker: Worker) -> None:
+        """End a worker that has no seat any more, once it has finished what it has; deadlines bound that."""
+        self._leaving.add(worker)
+        try:
+            while worker.is_alive and not (worker.in_flight == 0 and worker.can_accept):
+                await asyncio.sleep(_IDLE_LOOK_S)
+            await worker.stop()
+        finally:
+            if not worker.is_alive:  # else it is `close` that ends it
+                self._leaving.discard(worker)
+
+    def _on_died(self, index: int, worker: Worker, end: WorkerEnd) -> None:
+        self._growth.forget(worker.pid)
         if self.phase in {Phase.CLOSED, Phase.QUARANTINED} or end.cause is EndCause.STOPPED:
             return
+        if self._workers[index] is not worker:
+            return  # it had given up its seat already
         self._workers[index] = None
         if end.cause in {EndCause.CRASHED, EndCause.BROKEN}:
             self._crashed(index, end.detail)

@@ -37,6 +37,9 @@ class ModelStatus:
     state_resets: int
     load_ms: float
     detail: str
+    shrunk: int = 0
+    recycled: int = 0
+    """How often a worker that took more than was reserved was asked to shrink, and was replaced, since the load."""
 
 
 @dataclass(slots=True)
@@ -128,4 +131,6 @@ class WantedModel:
             state_resets=resident.state_resets if resident else 0,
             load_ms=resident.load_ns / 1e6 if resident else 0.0,
             detail=resident.detail if resident else self.refusal.detail if self.refusal else "",
+            shrunk=resident.shrunk if resident else 0,
+            recycled=resident.recycled if resident else 0,
         )

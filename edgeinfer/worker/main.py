@@ -24,7 +24,7 @@ from edgeinfer.worker import feed, lineage, session
 from edgeinfer.worker.channel import ChannelClosed, ProcessEnd
 from edgeinfer.worker.fault import CANCELLED, Fault
 from edgeinfer.worker.inbox import Channel, Inbox, LogLines
-from edgeinfer.worker.memory import data_bytes, forget_peak, read_memory
+from edgeinfer.worker.memory import data_bytes, forget_peak, own_bytes, read_memory
 from edgeinfer.worker.messages import (
     PROTOCOL,
     Comparison,
@@ -99,7 +99,7 @@ def _serve(channel: Channel, inbox: Inbox) -> int:
                 runner.states.forget(stream)
             case Shrink():
                 session.shrink()
-                channel.send(Shrunk())
+                channel.send(Shrunk(own_bytes()))
             case Stop():
                 return 0
 

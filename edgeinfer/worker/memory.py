@@ -26,6 +26,13 @@ def read_memory(pid: int | str = "self") -> Memory | None:
     return Memory(anon_bytes=share, peak_anon_bytes=peak - (anon - share), rss_bytes=status["VmRSS"])
 
 
+def own_bytes() -> int:
+    """Return the anonymous memory that this process shares with no other, its zygote included."""
+    fields = _kilobytes("/proc/self/smaps_rollup")
+    anonymous = fields.get("Pss_Anon", fields.get("Anonymous", 0))  # Pss_Anon came with Linux 5.4
+    return min(anonymous, fields.get("Private_Dirty", anonymous))
+
+
 def anonymous_bytes(pid: int) -> int:
     """Return the resident anonymous memory of a process, what it shares with its zygote included; 0 when gone. Fast."""
     return _kilobytes(f"/proc/{pid}/status").get("RssAnon", 0)

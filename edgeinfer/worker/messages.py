@@ -312,6 +312,9 @@ class Oversize(msgspec.Struct, tag=True):
 class Shrunk(msgspec.Struct, tag=True):
     """Answer to `Shrink`: what could be given back was."""
 
+    own_bytes: int
+    """Anonymous memory that the worker then has for itself."""
+
 
 class Log(msgspec.Struct, tag=True):
     """A line for the journal. `level` is logging's: 30 warning, 40 error."""

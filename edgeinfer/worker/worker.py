@@ -97,6 +97,8 @@ class Worker:
         self.died: asyncio.Future[WorkerEnd] = self._loop.create_future()
         self.shrinks = 0
         """How often it has given back what it did not need, because it was asked to."""
+        self.shrunk_bytes = 0
+        """Anonymous memory that it had for itself afterwards."""
         self._child = newborn.child
         self._flights = Flights(spec.title, limits, self, on_slots_change)
         self._loaded: asyncio.Future[Loaded] = self._loop.create_future()
@@ -312,8 +314,9 @@ class Worker:
                 self._flights.on_failed(message)
             case Oversize():
                 self._flights.on_oversize(message)
-            case Shrunk():
+            case Shrunk(own_bytes):
                 self.shrinks += 1
+                self.shrunk_bytes = own_bytes
             case Log(level, text):
                 _log.log(level, "model=%r pid=%d %s", self.spec.title, self.pid, text)
             case Hello(protocol, _):

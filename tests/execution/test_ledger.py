@@ -112,7 +112,7 @@ def test_a_refusal_under_pressure_says_that_it_is_pressure() -> None:
     ledger = MemoryLedger(100 << 20)
     ledger.set_ceiling(20 << 20)
     ledger.explain("memory pressure (refaults of 9.0 MB/s) lowers the budget")
-    with pytest.raises(BudgetExceeded, match="refaults of 9.0 MB/s"):
+    with pytest.raises(BudgetExceeded, match=r"refaults of 9\.0 MB/s"):
         ledger.reserve("b", 50 << 20)
     assert "refaults" in ledger.snapshot().why_lowered
 

@@ -25,6 +25,8 @@ SIZE = 1000
 
 
 class FakeWorker:
+    pid = 1
+
     def __init__(self) -> None:
         self.died: asyncio.Future[WorkerEnd] = asyncio.get_running_loop().create_future()
         self.in_flight = 0

@@ -105,8 +105,11 @@ def strings() -> ModelProto:
     return model([node("Identity", ["x"], ["y"])], [value("x", STRING, ["n"])], [value("y", STRING, ["n"])])
 
 
-def convolutions(channels: int = 16, layers: int = 4) -> ModelProto:
-    """x[1,3,h,w] -> y[1,channels,1,1]: activations as large as the picture, a result that is not."""
+def convolutions(channels: int = 16, layers: int = 4, table_mib: int = 0) -> ModelProto:
+    """x[1,3,h,w] -> y[1,channels,1,1]: activations as large as the picture, a result that is not.
+
+    With `table_mib`, so much of weights, of which a run looks up one row.
+    """
     rng = np.random.default_rng(0)
     nodes, weights, last, width = [], [], "x", 3
     for i in range(layers):
@@ -114,5 +117,14 @@ def convolutions(channels: int = 16, layers: int = 4) -> ModelProto:
         weights.append(numpy_helper.from_array(kernel, f"w{i}"))
         nodes += [node("Conv", [last, f"w{i}"], [f"c{i}"], pads=[1, 1, 1, 1]), node("Relu", [f"c{i}"], [f"r{i}"])]
         last, width = f"r{i}", channels
-    nodes.append(node("GlobalAveragePool", [last], ["y"]))
+    nodes.append(node("GlobalAveragePool", [last], ["pooled"]))
+    table = np.ones((4096, max(1, table_mib << 6)), np.float32)
+    weights += [numpy_helper.from_array(table, "table"), numpy_helper.from_array(np.array(2, np.int64), "two")]
+    nodes += [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "two"], ["height"]),
+        node("Gather", ["table", "height"], ["row"]),
+        node("ReduceMean", ["row"], ["mean"], keepdims=0),
+        node("Add", ["pooled", "mean"], ["y"]),
+    ]
     return model(nodes, [value("x", FLOAT, [1, 3, "h", "w"])], [value("y", FLOAT, [1, channels, 1, 1])], weights)
