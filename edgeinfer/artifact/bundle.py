@@ -12,7 +12,6 @@ Archives are `archive`; where bundles live on a device is `edgeinfer.store`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import struct
@@ -23,6 +22,7 @@ import msgspec
 
 from edgeinfer.artifact.epcontext import refuse_compiled_contexts
 from edgeinfer.artifact.external_data import check_external_data
+from edgeinfer.artifact.hashing import sha256_of
 from edgeinfer.artifact.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -39,7 +39,6 @@ from edgeinfer.request import Payload
 MAX_SIGNATURE_BYTES = 1 << 20
 MAX_GOLDEN_BYTES = 64 << 20
 MAX_DEPTH = 8
-_CHUNK_BYTES = 1 << 20
 _GOLDEN_LENGTH = struct.Struct("<Q")
 
 
@@ -169,7 +168,6 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 def _check_file(bundle: Path, name: str, declared: File) -> None:
     """Hash one file through one descriptor, so that what is checked is what was opened."""
-    digest, size = hashlib.sha256(), 0
     descriptor = _open_plain(bundle, name)
     try:
         actual = os.fstat(descriptor).st_size
@@ -178,16 +176,14 @@ def _check_file(bundle: Path, name: str, declared: File) -> None:
                 f"{bundle / name} has {actual} bytes, the manifest declares {declared.size_bytes}: "
                 "fetch or build the bundle again"
             )
-        while (chunk := os.read(descriptor, _CHUNK_BYTES)) and size <= declared.size_bytes:
-            digest.update(chunk)
-            size += len(chunk)
+        digest, size = sha256_of(descriptor, most_bytes=declared.size_bytes)
     except OSError as error:
         raise ManifestInvalid(f"{bundle / name} cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
-    if size != declared.size_bytes or digest.hexdigest() != declared.sha256.lower():
+    if size != declared.size_bytes or digest != declared.sha256.lower():
         raise DigestMismatch(
-            f"{bundle / name} has sha256 {digest.hexdigest()[:16]}…, the manifest declares {declared.sha256[:16]}…: "
+            f"{bundle / name} has sha256 {digest[:16]}…, the manifest declares {declared.sha256[:16]}…: "
             "fetch or build the bundle again"
         )
 

@@ -28,6 +28,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from edgeinfer.artifact.hashing import sha256_of
 from edgeinfer.artifact.manifest import File
 from edgeinfer.artifact.profile import OperatingCost
 from edgeinfer.errors import ArtifactError, mib
@@ -182,7 +183,7 @@ class CompiledStore:
             path = form.folder / name
             try:
                 with path.open("rb") as reader:
-                    found = hashlib.file_digest(reader, "sha256").hexdigest()
+                    found, _ = sha256_of(reader.fileno(), most_bytes=file.size_bytes)
             except OSError as error:
                 raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
             if found != file.sha256:
@@ -303,7 +304,8 @@ def describe_files(folder: Path) -> dict[str, File]:
     files = {}
     for path in sorted(folder.iterdir()):
         with path.open("rb") as reader:
-            files[path.name] = File(hashlib.file_digest(reader, "sha256").hexdigest(), path.stat().st_size)
+            size_bytes = path.stat().st_size
+            files[path.name] = File(sha256_of(reader.fileno(), most_bytes=size_bytes)[0], size_bytes)
     return files
 
 
