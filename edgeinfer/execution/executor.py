@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgeinfer.request import Expired, Failure, InferRequest, Placement, Refusal, Result
+from edgeinfer.request import Ending, Expired, Failure, InferRequest, Placement, Refusal, Result
+
+Stop = Callable[[], None]
+"""Stops a run that was begun. Afterwards, and when it has ended, calling it does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,15 @@ class Executor(Protocol):
 
         Cheap, without side effects, and never waits. A refusal here is final for this placement at this moment
         (model missing, quarantined, link down, circuit open, data scope), never a guess about the deadline.
+        """
+        ...
+
+    def begin(self, request: InferRequest, ended: Callable[[Ending], None]) -> Stop | None:
+        """Run `request` as `execute` does, without a task, where nothing has to be waited for before it starts.
+
+        Return what stops it, or None, with nothing done, when that takes `execute`. `ended` is called once, with what
+        `execute` would return: never before this returns, nor after a stop. It may begin the next run, and it must not
+        raise. This is for runs so short that the turns of a task cost more than they do.
         """
         ...
 

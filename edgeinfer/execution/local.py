@@ -6,18 +6,31 @@ Owns nothing but the way from a request to a worker and back. Which models are r
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
 from edgeinfer import oip
 from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, NS_PER_US, Clock
-from edgeinfer.execution.executor import Estimate
+from edgeinfer.errors import BudgetExceeded, ProtocolError
+from edgeinfer.execution.executor import Estimate, Stop
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import ResidentModel
-from edgeinfer.request import Expired, Failure, InferRequest, Payload, Placement, Reason, Refusal, Result, Timeline
+from edgeinfer.request import (
+    Ending,
+    Expired,
+    Failure,
+    InferRequest,
+    Payload,
+    Placement,
+    Reason,
+    Refusal,
+    Result,
+    Timeline,
+)
 from edgeinfer.worker.messages import Marks
-from edgeinfer.worker.worker import WORKER_LOST, RunEnding, RunResult, Worker
+from edgeinfer.worker.worker import WORKER_LOST, RunEnding, RunOrder, RunResult
 
 _UNKNOWN_P99_NS = 100 * NS_PER_MS
 """What a run is taken to last when nobody has ever said."""
@@ -59,12 +72,40 @@ class LocalExecutor:
             lanes=1 if found.manifest.stateful else max(1, len(found.workers)),
         )
 
+    def begin(self, request: InferRequest, ended: Callable[[Ending], None]) -> Stop | None:
+        """Send the request at once to a worker that has nothing else to do. See `Executor.begin`."""
+        now_ns, deadline_ns = self._clock.now_ns(), _deadline_ns(request)
+        model = self._cache.find(request.model, request.version)
+        if not isinstance(model, ResidentModel) or now_ns >= deadline_ns:
+            return None
+        worker = model.pick(request.stream)
+        if worker is None or worker.in_flight:
+            return None
+
+        def tell(ending: RunEnding) -> None:
+            model.let_go()
+            ended(self._ending(model, request, ending))
+
+        def stop() -> None:
+            if stop_run():
+                model.let_go()
+
+        order = RunOrder(request.payload, deadline_ns, request.stream, request.sequence_start)
+        try:
+            found = worker.begin(order, tell)
+        except (BudgetExceeded, ProtocolError, OSError):
+            return None  # `execute` meets it again, and says what it means
+        if found is None:
+            return None
+        stop_run = found
+        request.timeline.dispatched_ns = now_ns
+        model.hold()
+        return stop
+
     async def execute(self, request: InferRequest) -> Result | Refusal | Failure | Expired:
         """Run the request on the model's least busy worker. See `Executor.execute`."""
         request.timeline.dispatched_ns = self._clock.now_ns()
-        deadline_ns = request.deadlines.total_ns
-        if request.accept_late:
-            deadline_ns += _LATE_PATIENCE_NS
+        deadline_ns = _deadline_ns(request)
         if request.timeline.dispatched_ns >= deadline_ns:
             return Expired("its deadline had passed when it was to start")
         try:
@@ -87,11 +128,23 @@ class LocalExecutor:
                 return Expired(f"the worker of {request.model} was not replaced in time")
             if worker is None:
                 return ending if isinstance(ending, Failure) else Failure(WORKER_LOST)
-            ending = await _run_on(worker, request, deadline_ns)
+            ending = await worker.run(
+                request.payload,
+                deadline_ns=deadline_ns,
+                stream=request.stream,
+                sequence_start=request.sequence_start,
+            )
             if model.manifest.stateful or not (isinstance(ending, Failure) and ending.reason == WORKER_LOST):
                 break
+        return self._ending(model, request, ending)
+
+    def _ending(
+        self, model: ResidentModel, request: InferRequest, ending: RunEnding
+    ) -> Result | Refusal | Failure | Expired:
+        """Return what a worker's word means to the caller, and mark the request's timeline."""
         if not isinstance(ending, RunResult):
             return ending
+        _mark(request.timeline, ending.marks)
         payload = ending.payload
         if ending.state_reset:
             model.state_resets += 1
@@ -119,23 +172,17 @@ def seed_p99_ns(variant: Variant, threads: int) -> int:
     return known[max(fewer) if fewer else min(known)] * NS_PER_US
 
 
+def _deadline_ns(request: InferRequest) -> int:
+    """Return until when a result is waited for."""
+    total_ns = request.deadlines.total_ns
+    return total_ns + _LATE_PATIENCE_NS if request.accept_late else total_ns
+
+
 def _tell_reset(payload: Payload) -> Payload:
     """Return the answer with the parameter `state_reset`: the stream's earlier state was lost, this run began anew."""
     header = oip.response_header(payload)
     header.parameters["state_reset"] = True
     return Payload(msgspec.json.encode(header), payload.tensors)
-
-
-async def _run_on(worker: Worker, request: InferRequest, deadline_ns: int) -> RunEnding:
-    ending = await worker.run(
-        request.payload,
-        deadline_ns=deadline_ns,
-        stream=request.stream,
-        sequence_start=request.sequence_start,
-    )
-    if isinstance(ending, RunResult):
-        _mark(request.timeline, ending.marks)
-    return ending
 
 
 def _mark(timeline: Timeline, marks: Marks) -> None:

@@ -23,7 +23,7 @@ from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import OffloadSection
 from edgeinfer.errors import LinkError
 from edgeinfer.execution.conversation import Asked, Conversations, UnderWay
-from edgeinfer.execution.executor import Estimate
+from edgeinfer.execution.executor import Estimate, Stop
 from edgeinfer.execution.peer import Peer, PeerSnapshot
 from edgeinfer.execution.peer_answer import NO_ANSWERS, read_answer
 from edgeinfer.execution.peers import PeerBook
@@ -168,6 +168,10 @@ class OffloadExecutor:
         if isinstance(able, Refusal):
             return able
         return min((peer.estimate(offer) for peer, offer in able), key=lambda estimate: estimate.finish_p99_ns)
+
+    def begin(self, request: InferRequest, ended: Callable[[Ending], None]) -> Stop | None:  # noqa: ARG002
+        """Next door is never so near that it is worth it. See `Executor.begin`."""
+        return None
 
     async def execute(self, request: InferRequest) -> Ending:
         """Have a peer run `request`. See `Executor.execute`."""

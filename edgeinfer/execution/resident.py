@@ -220,13 +220,21 @@ class ResidentModel:
     @contextlib.contextmanager
     def lease(self) -> Iterator[None]:
         """Hold the model in memory while a request runs on it."""
-        self.leases += 1
-        self.last_used_ns = self._clock.now_ns()
+        self.hold()
         try:
             yield
         finally:
-            self.leases -= 1
-            self.last_used_ns = self._clock.now_ns()
+            self.let_go()
+
+    def hold(self) -> None:
+        """Keep the model in memory until `let_go`, which is owed once for each call."""
+        self.leases += 1
+        self.last_used_ns = self._clock.now_ns()
+
+    def let_go(self) -> None:
+        """End one `hold`."""
+        self.leases -= 1
+        self.last_used_ns = self._clock.now_ns()
 
     def set_cpus(self, cpus: frozenset[int]) -> None:
         """Move every thread of every worker onto these CPUs."""

@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from edgeinfer.clock import NS_PER_S, Clock
+from edgeinfer.clock import NS_PER_S, Alarm, Clock
 from edgeinfer.errors import InternalError
 from edgeinfer.execution.executor import Estimate, Executor
 from edgeinfer.limits import Limits
 from edgeinfer.request import Ending, Expired, Failure, InferRequest, Placement, Result
-from edgeinfer.scheduling.estimator import STALE_NS, Estimator, slowdown
+from edgeinfer.scheduling.estimator import STALE_NS, Estimator, RunTimes, slowdown
 from edgeinfer.scheduling.forecast import Machine, ModelKey, Occupied, occupied
 from edgeinfer.scheduling.pacing import UNPACED
 from edgeinfer.scheduling.ticket import PendingTicket, Stage
 
-STOP_GRACE_S = 2.0
+STOP_GRACE_NS = 2 * NS_PER_S
 """From the end of a request to cancelling an executor that still works on it, and again to giving its cores up."""
 INTERNAL = "internal"
 """`Failure.reason` of a run whose executor raised: a bug of ours, of which the log has the traceback."""
@@ -49,9 +49,20 @@ class Run:
     express: bool
     """Whether its core-time is also taken from what small runs may use before their turn."""
     started_ns: int
-    released: bool = False
-    task: asyncio.Task[None] = field(init=False)
-    alarm: asyncio.TimerHandle = field(init=False)
+    look_ns: int = 0
+    """When something has to be done about it, if it still runs."""
+    is_in_grace: bool = False
+    """Its caller has been told: its executor must let go of it by then."""
+    is_stopped: bool = False
+    is_released: bool = False
+    is_begun: bool = False
+    """It has no task: its executor calls back, and lets go at once when it is stopped."""
+    stop: Callable[[], object] = field(init=False)
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+        return f"{self.placement}[{self.ticket.request.id}]"
 
     def used_ns(self, now_ns: int) -> int:
         """Return for how long it has kept its cores busy, now that it has ended.
@@ -86,7 +97,13 @@ class Runs:
     """
 
     def __init__(
-        self, clock: Clock, *, cores: int, ended: Callable[[Run, Ending], None], changed: Callable[[], None]
+        self,
+        clock: Clock,
+        *,
+        cores: int,
+        ended: Callable[[Run, Ending], None],
+        changed: Callable[[], None],
+        broke: Callable[[BaseException], None],
     ) -> None:
         self._clock = clock
         self._all_cores = cores
@@ -94,7 +111,11 @@ class Runs:
         """Cores that may be used now."""
         self._ended = ended
         self._changed = changed
+        self._broke = broke
         self._runs: dict[int, Run] = {}
+        self._here: dict[int, Run] = {}
+        """Those of them that take cores of this machine."""
+        self._alarm = Alarm(self._look_after)
         self._estimator = Estimator()
         self._pace = UNPACED
         self.abandoned = 0
@@ -113,15 +134,15 @@ class Runs:
     @property
     def cores_busy(self) -> int:
         """Cores that are taken."""
-        return sum(run.cores for run in self)
+        return sum(run.cores for run in self._here.values())
 
     def lanes_busy(self, key: ModelKey) -> int:
         """Return how many requests of the model run here."""
-        return sum(run.key == key for run in self if run.cores)
+        return sum(run.key == key for run in self._here.values())
 
     def machine(self, now_ns: int) -> Machine:
         """Return what a forecast starts from."""
-        return Machine(self.cores, tuple(run.occupied(now_ns) for run in self if run.cores), self._pace)
+        return Machine(self.cores, tuple(run.occupied(now_ns) for run in self._here.values()), self._pace)
 
     def set_limits(self, limits: Limits) -> None:
         """Obey `limits` with the next start; what runs goes on."""
@@ -129,15 +150,15 @@ class Runs:
         now_ns = self._clock.now_ns()
         self._pace = self._pace.under(duty_cycle=limits.duty_cycle, cores=self.cores, now_ns=now_ns)
 
-    def refine(self, estimate: Estimate, request: InferRequest, now_ns: int) -> Estimate:
+    def refine(self, seed: Estimate, request: InferRequest, now_ns: int) -> RunTimes:
         """Return the local executor's estimate with what was seen here."""
         key = model_key(request)
-        factor = slowdown(estimate.cores, self.cores)
-        estimate = self._estimator.refine(estimate, key, now_ns=now_ns, slowdown=factor)
-        if self.lanes_busy(key) >= estimate.lanes:
+        factor = slowdown(seed.cores, self.cores)
+        times = self._estimator.refine(seed, key, now_ns=now_ns, slowdown=factor)
+        if times.wait_ns and self.lanes_busy(key) >= times.lanes:
             # What it would wait for inside the executor is a run of ours, which every forecast counts already.
-            return Estimate(estimate.p50_ns, estimate.p99_ns, 0, estimate.cores, estimate.lanes)
-        return estimate
+            return replace(times, wait_ns=0)
+        return times
 
     def hearsay(self, request: InferRequest, now_ns: int, *, after_ns: int = STALE_NS) -> bool:
         """Return whether nothing was seen of the model here for so long that its estimate may be wrong."""
@@ -145,44 +166,90 @@ class Runs:
 
     def next_look_ns(self, now_ns: int) -> int | None:
         """Return when a run that isn't done by then will have changed the forecast; None when none runs here."""
-        return min((run.occupied(now_ns).end_ns + _LOOK_AGAIN_NS for run in self if run.cores), default=None)
+        return min((run.occupied(now_ns).end_ns + _LOOK_AGAIN_NS for run in self._here.values()), default=None)
+
+    def has_room(self, key: ModelKey, estimate: Estimate) -> bool:
+        """Return whether a run of the model can start now: cores are free, and a lane."""
+        cores = max(1, min(estimate.cores, self.cores))
+        return self.cores_busy + cores <= self.cores and self.lanes_busy(key) < estimate.lanes
 
     def start(
         self, group: asyncio.TaskGroup, executor: Executor, ticket: PendingTicket, estimate: Estimate, now_ns: int
     ) -> None:
         """Hand a request to an executor."""
-        request, placement = ticket.request, executor.placement
-        local = placement is Placement.LOCAL
-        cores = max(1, min(estimate.cores, self.cores)) if local else 0
-        cost = estimate.p50_ns * cores
-        run = Run(
-            ticket=ticket,
-            placement=placement,
-            key=model_key(request),
-            estimate=estimate,
-            cores=cores,
-            slowdown=slowdown(estimate.cores, self.cores) if local else 1.0,
-            express=local and self._pace.by_express(cost, now_ns),
-            started_ns=now_ns,
-        )
-        self._pace = self._pace.spent(cost, now_ns, express=run.express)
-        ticket.stage = Stage.RUNNING
-        self._runs[request.id] = run
-        run.task = group.create_task(self._execute(executor, run), name=f"{placement}[{request.id}]")
-        run.task.add_done_callback(partial(self._let_go, run))
-        self._set_alarm(run)
+        if self.begin(executor, ticket, estimate, now_ns):
+            return
+        run = self._new(executor, ticket, estimate, now_ns)
+        task = group.create_task(self._execute(executor, run), name=run.name)
+        run.stop = task.cancel
+        self._add(run, now_ns)
+        task.add_done_callback(partial(self._let_go, run))
+
+    def begin(self, executor: Executor, ticket: PendingTicket, estimate: Estimate, now_ns: int) -> bool:
+        """Hand a request to an executor if that takes it without a task, and return whether it did."""
+        run = self._new(executor, ticket, estimate, now_ns)
+        try:
+            stop = executor.begin(ticket.request, partial(self._called_back, run))
+        except InternalError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug in one request must not end the others
+            self._ended(run, self._raised(run, error))
+            return True
+        if stop is None:
+            return False
+        run.stop, run.is_begun = stop, True
+        self._add(run, now_ns)
+        return True
 
     def cancel(self, request_id: int) -> Placement:
         """Stop a request whose ticket has just ended, if it runs; return where it did."""
         run = self._runs.get(request_id)
         if run is None:
             return Placement.NONE
-        run.task.cancel()
-        self._give_grace(run)
+        self._stop(run)
         return run.placement
 
+    def stop_begun(self) -> None:
+        """Stop what has no task that would be cancelled with its group."""
+        for run in list(self):
+            if run.is_begun:
+                self._stop(run)
+
+    def _new(self, executor: Executor, ticket: PendingTicket, estimate: Estimate, now_ns: int) -> Run:
+        local = executor.placement is Placement.LOCAL
+        cores = max(1, min(estimate.cores, self.cores)) if local else 0
+        return Run(
+            ticket=ticket,
+            placement=executor.placement,
+            key=model_key(ticket.request),
+            estimate=estimate,
+            cores=cores,
+            slowdown=slowdown(estimate.cores, self.cores) if local else 1.0,
+            express=local and self._pace.by_express(estimate.p50_ns * cores, now_ns),
+            started_ns=now_ns,
+        )
+
+    def _add(self, run: Run, now_ns: int) -> None:
+        """Count a run in that has just been handed over."""
+        self._pace = self._pace.spent(run.estimate.p50_ns * run.cores, now_ns, express=run.express)
+        run.ticket.stage = Stage.RUNNING
+        self._runs[run.ticket.request.id] = run
+        if run.cores:
+            self._here[run.ticket.request.id] = run
+        self._watch_deadline(run)
+
+    def _called_back(self, run: Run, ending: Ending) -> None:
+        """Take the ending of a run without a task: what would end the task's group must end it all the same."""
+        try:
+            self._finish(run, ending)
+        except BaseException as error:
+            self._broke(error)
+            raise
+
     async def _execute(self, executor: Executor, run: Run) -> None:
-        ending = await self._answer(executor, run)
+        self._finish(run, await self._answer(executor, run))
+
+    def _finish(self, run: Run, ending: Ending) -> None:
         now_ns = self._clock.now_ns()
         self._learn(run, ending, now_ns)
         self._release(run, now_ns)
@@ -202,9 +269,12 @@ class Runs:
         except InternalError:
             raise
         except Exception as error:  # noqa: BLE001 - a bug in one request must not end the others
-            self.raised += 1
-            _log.exception("%s raised: its request has failed", run.task.get_name())
-            return Failure(INTERNAL, f"the executor raised {error!r}")
+            return self._raised(run, error)
+
+    def _raised(self, run: Run, error: Exception) -> Failure:
+        self.raised += 1
+        _log.exception("%s raised: its request has failed", run.name)
+        return Failure(INTERNAL, f"the executor raised {error!r}")
 
     def _learn(self, run: Run, ending: Ending, now_ns: int) -> None:
         if run.placement is not Placement.LOCAL:
@@ -226,64 +296,81 @@ class Runs:
 
     def _release(self, run: Run, now_ns: int) -> None:
         """Give back what a run took. Calling it again does nothing."""
-        if run.released:
+        if run.is_released:
             return
-        run.released = True
-        run.alarm.cancel()
+        run.is_released = True
         del self._runs[run.ticket.request.id]
+        self._here.pop(run.ticket.request.id, None)
         beyond_ns = run.used_ns(now_ns) - run.estimate.p50_ns
         self._pace = self._pace.spent(beyond_ns * run.cores, now_ns, express=run.express)
         self._changed()
 
     def _let_go(self, run: Run, task: asyncio.Task[None]) -> None:
         """Clean up after a run that did not return: it was cancelled, or its executor raised, which ends us all."""
-        if run.released:
+        if run.is_released:
             return
         self._release(run, self._clock.now_ns())
         if run.ticket.stage is Stage.RUNNING:
             why = "it was cancelled" if task.cancelled() else f"the executor raised {task.exception()!r}"
             self._ended(run, Failure("stopped", why))
 
-    def _set_alarm(self, run: Run) -> None:
-        """Wake for the next deadline of a running request."""
-        deadlines, timeline = run.ticket.request.deadlines, run.ticket.request.timeline
-        at_ns = last_moment_ns(run.ticket.request)
-        accept_late = run.ticket.request.accept_late
-        if deadlines.first_result_ns is not None and timeline.first_result_ns is None and not accept_late:
-            at_ns = min(at_ns, max(deadlines.first_result_ns, self._clock.now_ns()))
-        delay_s = max(0, at_ns - self._clock.now_ns()) / NS_PER_S
-        run.alarm = asyncio.get_running_loop().call_later(delay_s, self._due, run, at_ns)
+    def _watch_deadline(self, run: Run) -> None:
+        """Look at a running request at its next deadline."""
+        request = run.ticket.request
+        at_ns, first_ns = last_moment_ns(request), request.deadlines.first_result_ns
+        if first_ns is not None and request.timeline.first_result_ns is None and not request.accept_late:
+            at_ns = min(at_ns, max(first_ns, self._clock.now_ns()))
+        run.look_ns = at_ns
+        self._alarm.set(at_ns)
 
-    def _due(self, run: Run, at_ns: int) -> None:
+    def _look_after(self) -> None:
+        """Do what is due about running requests."""
+        now_ns = self._clock.now_ns()
+        for run in list(self):
+            if run.look_ns <= now_ns and not run.is_released:
+                if run.is_in_grace:
+                    self._force(run)
+                else:
+                    self._due(run)
+        for run in self:
+            self._alarm.set(run.look_ns)
+
+    def _due(self, run: Run) -> None:
         """End a running request whose deadline has come, whatever its executor is doing."""
-        request, timeline = run.ticket.request, run.ticket.request.timeline
-        if self._clock.now_ns() < at_ns:  # the timer's rounding
-            self._set_alarm(run)
-        elif at_ns >= last_moment_ns(request):
+        request = run.ticket.request
+        if run.look_ns >= last_moment_ns(request):
             # The executor ends at the same moment by itself, or must be made to.
+            self._give_grace(run)
             self._ended(run, Expired(f"no result by the deadline, {run.placement}"))
-            self._give_grace(run)
-        elif timeline.first_result_ns is None:
+        elif request.timeline.first_result_ns is None:
             self._ended(run, Expired(f"no first result by its deadline, {run.placement}"))
-            run.task.cancel()
-            self._give_grace(run)
+            self._stop(run)
         else:
-            self._set_alarm(run)
+            self._watch_deadline(run)
 
-    def _give_grace(self, run: Run) -> None:
-        run.alarm.cancel()
-        run.alarm = asyncio.get_running_loop().call_later(STOP_GRACE_S, self._force, run)
-
-    def _force(self, run: Run) -> None:
-        """Cancel a run that its executor should have stopped by itself; give its cores up when that doesn't help."""
-        if run.task.cancelling():
-            self.abandoned += 1
-            _log.error("%s can't be stopped: its cores are given up", run.task.get_name())
+    def _stop(self, run: Run) -> None:
+        """Have the executor stop a run; one without a task has let go then, others get a grace."""
+        run.is_stopped = True
+        run.stop()
+        if run.is_begun:
             self._release(run, self._clock.now_ns())
         else:
-            _log.warning("%s did not stop at its deadline: cancelling it", run.task.get_name())
-            run.task.cancel()
             self._give_grace(run)
+
+    def _give_grace(self, run: Run) -> None:
+        run.is_in_grace = True
+        run.look_ns = self._clock.now_ns() + STOP_GRACE_NS
+        self._alarm.set(run.look_ns)
+
+    def _force(self, run: Run) -> None:
+        """Stop a run that its executor should have stopped by itself; give its cores up when that doesn't help."""
+        if run.is_stopped:
+            self.abandoned += 1
+            _log.error("%s can't be stopped: its cores are given up", run.name)
+            self._release(run, self._clock.now_ns())
+        else:
+            _log.warning("%s did not stop at its deadline: stopping it", run.name)
+            self._stop(run)
 
 
 def model_key(request: InferRequest) -> ModelKey:

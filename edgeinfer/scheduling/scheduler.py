@@ -28,9 +28,9 @@ from edgeinfer.request import (
 )  # fmt: skip
 from edgeinfer.scheduling.admission import Admission, local_stop, shed
 from edgeinfer.scheduling.deadline_queue import DeadlineQueue, Entry
-from edgeinfer.scheduling.forecast import Job, forecast
+from edgeinfer.scheduling.forecast import ROUNDING_NS, Job, forecast
 from edgeinfer.scheduling.options import Choice, Here, NextDoor, Options
-from edgeinfer.scheduling.runs import Run, Runs
+from edgeinfer.scheduling.runs import Run, Runs, model_key
 from edgeinfer.scheduling.snapshot import SchedulerSnapshot
 from edgeinfer.scheduling.ticket import PendingTicket, Stage
 
@@ -67,7 +67,7 @@ class Scheduler:
         self._queue: DeadlineQueue[PendingTicket] = DeadlineQueue(queue_limit)
         self._outbound: list[PendingTicket] = []
         self._wake = asyncio.Event()
-        self._runs = Runs(clock, cores=cores, ended=self._returned, changed=self._look_back)
+        self._runs = Runs(clock, cores=cores, ended=self._returned, changed=self._came_free, broke=self._break)
         self._options = Options(local=local, nearby=nearby, queue=self._queue, runs=self._runs)
         self._review = False
         self._open: dict[int, PendingTicket] = {}
@@ -77,6 +77,7 @@ class Scheduler:
         self._draining = False
         self._progress = 0
         self._last_offload_ns: int | None = None
+        self._bug: BaseException | None = None
 
     # What callers use
 
@@ -84,7 +85,7 @@ class Scheduler:
         """Take a request in; whatever becomes of it, refusals too, is its ticket's outcome."""
         now_ns = self._clock.now_ns()
         self._accounting.received(request)
-        ticket = PendingTicket(request, asyncio.get_running_loop().create_future(), self._cancel)
+        ticket = PendingTicket(request, self._cancel)
         self._open[request.id] = ticket
         self._empty.clear()
         if self._draining:
@@ -92,6 +93,8 @@ class Scheduler:
         elif request.deadlines.start_by_ns <= now_ns and not request.accept_late:
             late_ms = (now_ns - request.deadlines.start_by_ns) / 1e6
             self._end(ticket, Expired(f"it came {late_ms:.1f} ms after its deadline"))
+        elif self._start_at_once(ticket, now_ns):
+            request.timeline.admitted_ns = now_ns
         elif (refusal := self._settle(ticket, now_ns)) is not None:
             self._end(ticket, refusal)
         else:
@@ -156,10 +159,26 @@ class Scheduler:
                     finally:
                         alarm.cancel()
         finally:
+            self._runs.stop_begun()
             for ticket in list(self._open.values()):
                 self._end(ticket, Failure("stopped", "the scheduler stopped"))
 
     # Moving requests
+
+    def _start_at_once(self, ticket: PendingTicket, now_ns: int) -> bool:
+        """Start a request that nobody is in front of and that is in time for certain; return whether it was.
+
+        The same as would come of admission, the queue and the next round, without their turns of the loop.
+        """
+        runs, request = self._runs, ticket.request
+        if len(self._queue) or runs.paced or runs.cores_busy >= runs.cores or local_stop(self._limits) is not None:
+            return False
+        estimate = self._options.local(request, now_ns)
+        if not isinstance(estimate, Estimate) or estimate.wait_ns or not runs.has_room(model_key(request), estimate):
+            return False
+        if now_ns + estimate.p99_ns + ROUNDING_NS > request.deadlines.total_ns:
+            return False
+        return runs.begin(self._local, ticket, estimate, now_ns)
 
     def _settle(self, ticket: PendingTicket, now_ns: int) -> Refusal | None:
         """Let the request go where it is best off, or return why there is no such place."""
@@ -203,6 +222,8 @@ class Scheduler:
 
     def _round(self, group: asyncio.TaskGroup) -> int:
         """Do everything that is due, and return in how many nanoseconds the next round is."""
+        if self._bug is not None:
+            raise self._bug
         now_ns = self._clock.now_ns()
         self._progress += 1
         for entry in self._queue.pop_expired(now_ns):
@@ -214,6 +235,16 @@ class Scheduler:
         if len(self._queue):
             return self._start_local(group, now_ns)
         return ROUND_NS
+
+    def _came_free(self) -> None:
+        """Cores or a lane came free: somebody who waits may have them."""
+        if len(self._queue):
+            self._look_back()
+
+    def _break(self, bug: BaseException) -> None:
+        """End the dispatcher, and the service with it: an invariant is broken."""
+        self._bug = bug
+        self._wake.set()
 
     def _look_back(self) -> None:
         """Go round soon, and look after what was admitted: something is not as it was foreseen, or time has passed.

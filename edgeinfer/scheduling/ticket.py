@@ -31,35 +31,39 @@ class Stage(Enum):
 class PendingTicket:
     """A submitted request. Loop thread only."""
 
-    __slots__ = ("_cancel", "_claimed", "_ended", "request", "stage", "tried")
+    __slots__ = ("_cancel", "_is_claimed", "_outcome", "_waiters", "request", "stage", "tried")
 
-    def __init__(
-        self, request: InferRequest, ended: asyncio.Future[Outcome], cancel: Callable[[PendingTicket], None]
-    ) -> None:
+    def __init__(self, request: InferRequest, cancel: Callable[[PendingTicket], None]) -> None:
         self.request = request
         self.stage = Stage.DECIDING
         self.tried: dict[Placement, Refusal | Failure] = {}
         """Where it has been already, and what was said there."""
-        self._ended = ended
+        self._outcome: Outcome | None = None
+        self._waiters: list[asyncio.Future[None]] = []
         self._cancel = cancel
-        self._claimed = False
+        self._is_claimed = False
 
     async def outcome(self) -> Outcome:
         """Return the outcome, at the total deadline at the latest (later only for requests that accept that).
 
         May be awaited by several, and again. Whoever stops awaiting should `cancel`.
         """
-        self._claimed = True
-        if self._ended.done():
+        if self._outcome is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+            assert self._outcome is not None, "whoever waits is woken with the outcome"
+        else:
             await asyncio.sleep(0)  # a caller that goes on and on with what is refused at once must not stop the loop
-        return await asyncio.shield(self._ended)
+        self._is_claimed = True
+        return self._outcome
 
     def cancel(self) -> None:
         """Say that nobody waits any more: queued and running work stops, a result that nobody took is released."""
-        if not self._ended.done():
+        if self._outcome is None:
             self._cancel(self)
-        elif not self._claimed and (result := self._ended.result().result) is not None:
-            result.release()
+        elif not self._is_claimed and self._outcome.result is not None:
+            self._outcome.result.release()
 
     def end(self, outcome: Outcome) -> None:
         """Hand the outcome over.
@@ -70,4 +74,7 @@ class PendingTicket:
         if self.stage is Stage.ENDED:
             raise InternalError(f"request {self.request.id} ended twice, the second time as {outcome.kind}")
         self.stage = Stage.ENDED
-        self._ended.set_result(outcome)
+        self._outcome = outcome
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)

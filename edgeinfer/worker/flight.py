@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from edgeinfer import oip
-from edgeinfer.clock import NS_PER_MS, NS_PER_S
+from edgeinfer.clock import NS_PER_MS, NS_PER_S, Alarm, LoopClock
 from edgeinfer.errors import BudgetExceeded, ProtocolError
 from edgeinfer.request import Expired, Failure, Payload, Reason, Refusal
 from edgeinfer.worker import fault
@@ -94,25 +94,33 @@ class Process(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A run that the process has and has not acknowledged yet."""
+Tell = Callable[[RunEnding], None]
+"""Is told how a run ended, once."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A run that the process has and has not acknowledged yet. Its caller may `Flights.abandon` it, no more."""
 
     run: int
     slot: Slot
-    answer: asyncio.Future[RunEnding]
-    deadline: asyncio.TimerHandle | None = None
-    kill: asyncio.TimerHandle | None = None
+    deadline_ns: int
+    _tell: Tell
+    has_grace: bool = False
+    """It was told to stop, and it is its turn."""
+    kill_ns: int | None = None
+    """When the process is killed for it; None before its grace has begun, and once that was done."""
     larger_slot: Slot | None = None
     """Granted for an answer that did not fit."""
     is_abandoned: bool = False
     """Nobody waits for it any more: it was told to stop."""
+    is_told: bool = False
+    """Its caller has its ending, or has gone."""
 
-    def disarm(self) -> None:
-        """Stop its timers."""
-        for timer in (self.deadline, self.kill):
-            if timer is not None:
-                timer.cancel()
+    def end(self, ending: RunEnding) -> None:
+        """Tell the caller, who has not been told yet."""
+        self.is_told = True
+        self._tell(ending)
 
 
 class Flights:
@@ -131,13 +139,15 @@ class Flights:
         self._limits = limits
         self._process = process
         self._loop = asyncio.get_running_loop()
+        self._clock = LoopClock(self._loop)
+        self._alarm = Alarm(self._ring)
         self.pool = SlotPool(
             max_slots=limits.max_slots,
             max_bytes=limits.max_slot_bytes,
             on_change=on_slots_change,
             on_free=self._wake,
         )
-        self._flights: OrderedDict[int, _Flight] = OrderedDict()
+        self._flights: OrderedDict[int, Flight] = OrderedDict()
         self._next_run = 1
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
@@ -153,26 +163,59 @@ class Flights:
         """Whether a run would be sent at once."""
         return not self._closed_because and not self._waiting and len(self._flights) <= self._limits.run_ahead
 
+    def begin(self, order: RunOrder, tell: Tell) -> Flight | None:
+        """Send a request at once, and have `tell` called with its ending, by its deadline; None without a place.
+
+        Raises:
+            BudgetExceeded: it can never fit.
+            OSError: the system has no memory or no file descriptor for it now.
+            ProtocolError: the process is gone.
+        """
+        return self._dispatch(order, tell) if self.has_place else None
+
     async def run(self, order: RunOrder) -> RunEnding:
         """Send a request and return its ending, by its deadline. Cancelling the caller cancels the run."""
+        answer: asyncio.Future[RunEnding] = self._loop.create_future()
+
+        def tell(ending: RunEnding) -> None:
+            if not answer.done():
+                answer.set_result(ending)
+            elif isinstance(ending, RunResult):
+                ending.release()  # its caller left in this very moment
+
         try:
-            at_once = self._dispatch(order) if self.has_place else None
-            flight = at_once or await self._dispatch_in_turn(order)
+            flight = self.begin(order, tell) or await self._dispatch_in_turn(order, tell)
         except BudgetExceeded as error:
             return Refusal(Reason.MEMORY, str(error))
         except OSError as error:
             return Refusal(Reason.MEMORY, f"{self._title}: no shared memory for the request: {error.strerror}")
         except ProtocolError as error:
             return Failure(WORKER_LOST, f"{self._title}: {error}")
-        if not isinstance(flight, _Flight):
+        if not isinstance(flight, Flight):
             return flight
         try:
-            return await flight.answer
+            return await answer
         except asyncio.CancelledError:
-            if not flight.answer.cancelled() and isinstance(ending := flight.answer.result(), RunResult):
+            if not answer.cancelled() and isinstance(ending := answer.result(), RunResult):
                 ending.release()  # it was answered in the very moment in which its caller left
-            self._abandon(flight)
+            self.abandon(flight)
             raise
+
+    def abandon(self, flight: Flight) -> bool:
+        """Tell the process to stop a run, if it still has it, and its caller nothing any more.
+
+        Return whether the caller had not been told yet.
+        """
+        was_told, flight.is_told = flight.is_told, True
+        if flight.run not in self._flights or flight.is_abandoned:
+            return not was_told
+        flight.is_abandoned = True
+        try:
+            self._process.cancel(flight.run)
+        except ProtocolError as error:
+            self._process.kill_overdue(str(error))
+        self._arm_kill()
+        return not was_told
 
     def close(self, why: str) -> None:
         """Send no more runs; those in flight go on."""
@@ -182,13 +225,14 @@ class Flights:
     def end(self, why: str) -> None:
         """The process is gone: answer every run that it had, and give its slots back."""
         self.close(why)
-        for position, flight in enumerate(self._flights.values()):
-            flight.disarm()
-            if not flight.answer.done():
-                lost = Failure(WORKER_LOST, f"{self._title}: not begun, {why}")
-                flight.answer.set_result(lost if position else Failure(CRASHED, f"{self._title}: {why}"))
+        self._alarm.stop()
+        lost = Failure(WORKER_LOST, f"{self._title}: not begun, {why}")
+        flights = list(self._flights.values())
         self._flights.clear()
         self.pool.close()
+        for position, flight in enumerate(flights):
+            if not flight.is_told:
+                flight.end(lost if position else Failure(CRASHED, f"{self._title}: {why}"))
 
     def on_done(self, done: Done) -> None:
         """Deliver an answer, or drop it when its run was abandoned."""
@@ -199,7 +243,7 @@ class Flights:
             used, other = other, used
         if other is not None:
             self.pool.free(other)
-        if flight.is_abandoned or flight.answer.done():
+        if flight.is_told:
             self.late_results += 1
             self.pool.free(used)
             return
@@ -209,12 +253,12 @@ class Flights:
             _, payload = oip.decode_response(bytes(header), body)
         except ProtocolError as error:  # it scribbled over its answer: whatever it holds cannot be trusted
             self.pool.free(used)
-            flight.answer.set_result(Failure(CRASHED, f"{self._title} wrote an unreadable answer: {error}"))
             self._process.kill_broken(f"unreadable answer: {error}")
+            flight.end(Failure(CRASHED, f"{self._title} wrote an unreadable answer: {error}"))
             return
         views = tuple(tensor for tensor in payload.tensors if isinstance(tensor, memoryview))
         lease = SlotLease(self.pool, used, views)
-        flight.answer.set_result(RunResult(payload, lease, done.marks, done.state_reset, done.comparison))
+        flight.end(RunResult(payload, lease, done.marks, done.state_reset, done.comparison))
 
     def on_failed(self, failed: Failed) -> None:
         """Deliver why a run has no answer."""
@@ -223,12 +267,12 @@ class Flights:
         for slot in (flight.slot, flight.larger_slot):
             if slot is not None:
                 self.pool.free(slot)
-        if flight.answer.done():
+        if flight.is_told:
             return
         if failed.reason == fault.INPUT_INVALID:
-            flight.answer.set_result(Refusal(Reason.INPUT_INVALID, failed.detail))
+            flight.end(Refusal(Reason.INPUT_INVALID, failed.detail))
         else:
-            flight.answer.set_result(Failure(failed.reason, failed.detail))
+            flight.end(Failure(failed.reason, failed.detail))
 
     def on_oversize(self, oversize: Oversize) -> None:
         """Grant a run whose answer does not fit a larger slot, or nothing when there is none now."""
@@ -242,7 +286,7 @@ class Flights:
                     flight.larger_slot, room = slot, slot.response_room
         self._process.send(Grant(oversize.run, room))
 
-    async def _dispatch_in_turn(self, order: RunOrder) -> _Flight | Refusal | Failure | Expired:
+    async def _dispatch_in_turn(self, order: RunOrder, tell: Tell) -> Flight | Refusal | Failure | Expired:
         """Wait for a place in the process and for a slot, in order of arrival, until the deadline."""
         if self._waiting >= self._limits.max_waiting:
             return Refusal(Reason.QUEUE_FULL, f"{self._waiting} runs wait for {self._title}")
@@ -251,7 +295,7 @@ class Flights:
             async with asyncio.timeout_at(order.deadline_ns / NS_PER_S), self._turn:
                 while not self._closed_because:
                     self._freed.clear()
-                    if len(self._flights) <= self._limits.run_ahead and (flight := self._dispatch(order)) is not None:
+                    if len(self._flights) <= self._limits.run_ahead and (flight := self._dispatch(order, tell)):
                         return flight
                     await self._freed.wait()
         except TimeoutError:
@@ -260,7 +304,7 @@ class Flights:
             self._waiting -= 1
         return Failure(WORKER_LOST, f"{self._title}: not begun, {self._closed_because}")
 
-    def _dispatch(self, order: RunOrder) -> _Flight | None:
+    def _dispatch(self, order: RunOrder, tell: Tell) -> Flight | None:
         """Put a request into a slot and send it; None when no slot is free."""
         request_bytes = body_bytes(order.payload)
         expected_bytes = 0 if order.expected is None else body_bytes(order.expected)
@@ -281,8 +325,8 @@ class Flights:
             raise
         slot.move(SlotState.IN_WORKER)
         self._next_run += 1
-        flight = self._flights[number] = _Flight(number, slot, self._loop.create_future())
-        flight.deadline = self._loop.call_at(order.deadline_ns / NS_PER_S, self._expire, flight)
+        flight = self._flights[number] = Flight(number, slot, order.deadline_ns, tell)
+        self._alarm.set(order.deadline_ns)
         return flight
 
     def _acquire(self, request_bytes: int, response_bytes: int) -> Slot | None:
@@ -306,38 +350,39 @@ class Flights:
             raise
         return slot
 
-    def _expire(self, flight: _Flight) -> None:
-        if not flight.answer.done():
-            flight.answer.set_result(Expired(f"{self._title} had not answered at the deadline"))
-        self._abandon(flight)
+    def _ring(self) -> None:
+        """Do what is due: answer runs whose deadline has come, kill the process for one that does not stop."""
+        now_ns = self._clock.now_ns()
+        for flight in list(self._flights.values()):
+            if not flight.is_abandoned and flight.deadline_ns <= now_ns:
+                self._expire(flight)
+            if flight.kill_ns is not None and flight.kill_ns <= now_ns:
+                grace_ms = self._limits.cancel_grace_ns / NS_PER_MS
+                flight.kill_ns = None
+                self._process.kill_overdue(f"run {flight.run} did not stop within {grace_ms:.0f} ms")
+        for flight in self._flights.values():
+            if not flight.is_abandoned:
+                self._alarm.set(flight.deadline_ns)
+            elif flight.kill_ns is not None:
+                self._alarm.set(flight.kill_ns)
 
-    def _abandon(self, flight: _Flight) -> None:
-        """Tell the process to stop a run."""
-        if flight.run not in self._flights or flight.is_abandoned:
-            return
-        flight.is_abandoned = True
-        try:
-            self._process.cancel(flight.run)
-        except ProtocolError as error:
-            self._process.kill_overdue(str(error))
-        self._arm_kill()
+    def _expire(self, flight: Flight) -> None:
+        if self.abandon(flight):
+            flight.end(Expired(f"{self._title} had not answered at the deadline"))
 
     def _arm_kill(self) -> None:
         """Give the run under way its grace, when it was abandoned; one that still waits has time until its turn."""
         first = next(iter(self._flights.values()), None)
-        if first is not None and first.is_abandoned and first.kill is None:
-            first.kill = self._loop.call_later(self._limits.cancel_grace_ns / NS_PER_S, self._kill_overdue, first)
+        if first is not None and first.is_abandoned and not first.has_grace:
+            first.has_grace = True
+            first.kill_ns = self._clock.now_ns() + self._limits.cancel_grace_ns
+            self._alarm.set(first.kill_ns)
 
-    def _kill_overdue(self, flight: _Flight) -> None:
-        grace_ms = self._limits.cancel_grace_ns / NS_PER_MS
-        self._process.kill_overdue(f"run {flight.run} did not stop within {grace_ms:.0f} ms")
-
-    def _take(self, run: int) -> _Flight | None:
+    def _take(self, run: int) -> Flight | None:
         flight = self._flights.pop(run, None)
         if flight is None:
             self._process.kill_broken(f"it acknowledged run {run}, which it does not have")
             return None
-        flight.disarm()
         self._arm_kill()
         self._wake()
         return flight

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import msgspec
 
@@ -48,7 +49,7 @@ from edgeinfer.worker.nursery import Newborn, Nursery
 from edgeinfer.worker.slot import SlotState
 from edgeinfer.worker.spec import WorkerLimits
 
-__all__ = ["CRASHED", "WORKER_LOST", "EndCause", "RunEnding", "RunResult", "Worker", "WorkerEnd"]
+__all__ = ["CRASHED", "WORKER_LOST", "EndCause", "RunEnding", "RunOrder", "RunResult", "Worker", "WorkerEnd"]
 
 _log = logging.getLogger(__name__)
 
@@ -202,6 +203,18 @@ class Worker:
         """
         order = RunOrder(payload, deadline_ns, stream, sequence_start, expected, tolerance)
         return await self._flights.run(order)
+
+    def begin(self, order: RunOrder, tell: Callable[[RunEnding], None]) -> Callable[[], bool] | None:
+        """Run a request without a task: `tell` is called once, by the deadline, with what `run` would return.
+
+        Return what stops the run, so that `tell` isn't called any more, and says whether it had not been called; None
+        when the run can't be sent at once.
+
+        Raises:
+            BudgetExceeded, OSError, ProtocolError: it can't be sent; `run` says what that means.
+        """
+        flight = self._flights.begin(order, tell) if self.is_alive else None
+        return None if flight is None else partial(self._flights.abandon, flight)
 
     def forget_stream(self, stream: str) -> None:
         """Drop the state of a stream that ended."""

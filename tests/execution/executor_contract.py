@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.execution.executor import Estimate, Executor
-from edgeinfer.request import Deadlines, Expired, Failure, InferRequest, Placement, Refusal, Result
+from edgeinfer.request import Deadlines, Ending, Expired, Failure, InferRequest, Placement, Refusal, Result
 
 MS = 1_000_000
 
@@ -99,6 +99,31 @@ def on_a_rig(scenario: Scenario) -> Callable[[Any], None]:
     return test
 
 
+async def _begin(executor: Executor, request: InferRequest) -> Ending:
+    """Begin a request, and wait for what is said about it; as `execute` where it is not taken so."""
+    answer: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+    told: list[Ending] = []
+
+    def ended(ending: Ending) -> None:
+        assert not told, "it is told twice"
+        told.append(ending)
+        if not answer.cancelled():
+            answer.set_result(ending)
+        elif isinstance(ending, Result):
+            ending.release()
+
+    stop = executor.begin(request, ended)
+    assert not told, "it is told before it was begun"
+    if stop is None:
+        return await executor.execute(request)
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        stop()
+        stop()
+        raise
+
+
 class ExecutorContract:
     """The suite. Test classes derive from it."""
 
@@ -112,10 +137,17 @@ class ExecutorContract:
         """Make a fresh executor that can serve all cases, and clean up behind it."""
         raise NotImplementedError
 
+    begins: ClassVar[bool] = False
+    """Whether requests are begun without a task, where the executor takes them so."""
+
+    async def execute(self, rig: Rig, request: InferRequest) -> Ending:
+        """Have the executor run a request."""
+        return await (_begin(rig.executor, request) if self.begins else rig.executor.execute(request))
+
     async def answered(self, rig: Rig, within_ns: int = 0) -> Result:
         """Run a quick request and return its result."""
         request = rig.make(Case.QUICK, within_ns or self.timing.quick_ns)
-        ending = await rig.executor.execute(request)
+        ending = await self.execute(rig, request)
         assert isinstance(ending, Result), ending
         assert rig.answers(request, ending), "the result is somebody else's"
         return ending
@@ -123,7 +155,7 @@ class ExecutorContract:
     async def expires(self, rig: Rig, case: Case) -> None:
         """Run a request that can't be in time, and check that it is answered at its deadline."""
         request = rig.make(case, self.timing.short_ns)
-        ending = await rig.executor.execute(request)
+        ending = await self.execute(rig, request)
         late_ns = rig.clock.now_ns() - request.deadlines.total_ns
         assert isinstance(ending, Expired), ending
         assert -self.timing.early_ns <= late_ns <= self.timing.tolerance_ns, f"answered {late_ns / MS:.3f} ms late"
@@ -141,7 +173,7 @@ class ExecutorContract:
     async def test_marks_the_timeline_in_order(self, rig: Rig) -> None:
         before_ns = rig.clock.now_ns()
         request = rig.make(Case.QUICK, self.timing.quick_ns)
-        ending = await rig.executor.execute(request)
+        ending = await self.execute(rig, request)
         assert isinstance(ending, Result), ending
         ending.release()
         timeline = request.timeline
@@ -164,7 +196,7 @@ class ExecutorContract:
     async def test_a_deadline_that_has_passed_expires_at_once(self, rig: Rig) -> None:
         request = rig.make(Case.QUICK, -self.timing.short_ns)
         started_ns = rig.clock.now_ns()
-        ending = await rig.executor.execute(request)
+        ending = await self.execute(rig, request)
         if isinstance(ending, Result):
             ending.release()
         assert isinstance(ending, (Expired, Refusal)), ending
@@ -181,7 +213,7 @@ class ExecutorContract:
     @on_a_rig
     async def test_waits_for_a_late_result_where_that_is_accepted(self, rig: Rig) -> None:
         request = rig.make(Case.SLOW, self.timing.short_ns, accept_late=True)
-        ending = await rig.executor.execute(request)
+        ending = await self.execute(rig, request)
         assert isinstance(ending, Result), ending
         assert rig.clock.now_ns() > request.deadlines.total_ns
         assert rig.answers(request, ending)
@@ -190,7 +222,7 @@ class ExecutorContract:
     @on_a_rig
     async def test_cancelling_stops_the_work(self, rig: Rig) -> None:
         case = Case.STUCK if Case.STUCK in rig.cases else Case.SLOW
-        task = asyncio.create_task(rig.executor.execute(rig.make(case, self.timing.quick_ns)), name="cancelled")
+        task = asyncio.create_task(self.execute(rig, rig.make(case, self.timing.quick_ns)), name="cancelled")
         await asyncio.sleep(self.timing.short_ns / NS_PER_S)
         assert not task.done(), task.result()
         task.cancel()
@@ -203,7 +235,7 @@ class ExecutorContract:
 
     @on_a_rig
     async def test_cancelling_before_it_starts_is_fine(self, rig: Rig) -> None:
-        task = asyncio.create_task(rig.executor.execute(rig.make(Case.QUICK, self.timing.quick_ns)), name="cancelled")
+        task = asyncio.create_task(self.execute(rig, rig.make(Case.QUICK, self.timing.quick_ns)), name="cancelled")
         task.cancel()
         await asyncio.wait({task}, timeout=self.timing.quick_ns / NS_PER_S)
         assert task.cancelled()
@@ -213,7 +245,7 @@ class ExecutorContract:
     @on_a_rig
     async def test_a_failure_is_a_value_and_the_next_request_succeeds(self, rig: Rig) -> None:
         if Case.BROKEN in rig.cases:
-            ending = await rig.executor.execute(rig.make(Case.BROKEN, self.timing.quick_ns))
+            ending = await self.execute(rig, rig.make(Case.BROKEN, self.timing.quick_ns))
             assert isinstance(ending, Failure), ending
             assert ending.reason
             assert " " not in ending.reason, f"a reason is one stable word, not {ending.reason!r}"
@@ -226,7 +258,7 @@ class ExecutorContract:
             estimate = rig.executor.estimate(request)
             assert isinstance(estimate, Refusal), estimate
             assert estimate.detail, "a refusal says why, for people"
-            ending = await rig.executor.execute(request)
+            ending = await self.execute(rig, request)
             assert isinstance(ending, Refusal), ending
             assert ending.reason is estimate.reason
 
@@ -264,7 +296,7 @@ class ExecutorContract:
     @on_a_rig
     async def test_requests_at_once_get_their_own_answers(self, rig: Rig) -> None:
         requests = [rig.make(Case.QUICK, self.timing.quick_ns) for _ in range(4)]
-        endings = await asyncio.gather(*(rig.executor.execute(request) for request in requests))
+        endings = await asyncio.gather(*(self.execute(rig, request) for request in requests))
         for request, ending in zip(requests, endings, strict=True):
             if isinstance(ending, Result):
                 assert rig.answers(request, ending), "a result went to the wrong request"
@@ -278,7 +310,7 @@ class ExecutorContract:
     @on_a_rig
     async def test_a_stuck_request_does_not_stop_the_loop(self, rig: Rig) -> None:
         case = Case.STUCK if Case.STUCK in rig.cases else Case.SLOW
-        task = asyncio.create_task(rig.executor.execute(rig.make(case, self.timing.short_ns)), name="stuck")
+        task = asyncio.create_task(self.execute(rig, rig.make(case, self.timing.short_ns)), name="stuck")
         for _ in range(5):
             asked_ns = rig.clock.now_ns()
             await asyncio.sleep(self.timing.short_ns / 10 / NS_PER_S)

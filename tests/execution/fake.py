@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgeinfer.clock import Clock, sleep_until
-from edgeinfer.execution.executor import Estimate
-from edgeinfer.request import Expired, Failure, InferRequest, Payload, Placement, Reason, Refusal, Result
+from edgeinfer.clock import NS_PER_S, Clock, sleep_until
+from edgeinfer.execution.executor import Estimate, Stop
+from edgeinfer.request import Ending, Expired, Failure, InferRequest, Payload, Placement, Reason, Refusal, Result
 
 MS = 1_000_000
 LATE_PATIENCE_NS = 1_000 * MS
@@ -68,6 +68,8 @@ class FakeExecutor:
     """Set: nothing can run here at the moment (a link that is down)."""
     slots: int = 1 << 30
     """Requests at once; beyond that the estimate is a refusal, as for a peer with a bound on what is in flight."""
+    begins: bool = False
+    """Whether it takes requests without a task where it can."""
     leased: int = 0
     active: Counter[str] = field(default_factory=Counter)
     runs: list[FakeRun] = field(default_factory=list)
@@ -87,6 +89,40 @@ class FakeExecutor:
         cores = script.cores if self.placement is Placement.LOCAL else 0
         wait_ns = script.duration_ns if busy and cores else 0
         return Estimate(script.duration_ns, script.duration_ns, wait_ns, cores, script.lanes)
+
+    def begin(self, request: InferRequest, ended: Callable[[Ending], None]) -> Stop | None:
+        script, now_ns = self.script(request), self.clock.now_ns()
+        refused = self.unavailable is not None or isinstance(script.estimate, Refusal)
+        if not self.begins or refused or script.ignores_cancels or now_ns >= request.deadlines.total_ns:
+            return None
+        if self.active.total() >= self.slots:
+            return None
+        loop, is_over = asyncio.get_running_loop(), False
+        request.timeline.dispatched_ns, request.timeline.started_ns = now_ns, now_ns + script.delay_ns
+        self.waited_inside += self.active[request.model] >= script.lanes
+        self.active[request.model] += 1
+        self.started.append(request.id)
+        end_ns = now_ns + (1 << 60 if script.hangs else script.delay_ns + script.duration_ns)
+        stop_ns = request.deadlines.total_ns + (LATE_PATIENCE_NS if request.accept_late else 0)
+        expires = script.heeds_deadline and end_ns > stop_ns
+
+        def let_go() -> None:
+            nonlocal is_over
+            is_over = True
+            self.active[request.model] -= 1
+            self.runs.append(FakeRun(request, now_ns, self.clock.now_ns(), script.cores))
+
+        def stop() -> None:
+            if not is_over:
+                timer.cancel()
+                let_go()
+
+        def end() -> None:
+            let_go()
+            ended(Expired("the script takes longer") if expires else self._ending(request, script))
+
+        timer = loop.call_at((stop_ns if expires else end_ns) / NS_PER_S, end)
+        return stop
 
     async def execute(self, request: InferRequest) -> Result | Refusal | Failure | Expired:
         script, now_ns = self.script(request), self.clock.now_ns()
@@ -119,6 +155,9 @@ class FakeExecutor:
             except asyncio.CancelledError:
                 if ignored == script.ignores_cancels:
                     raise
+        return self._ending(request, script)
+
+    def _ending(self, request: InferRequest, script: Script) -> Result | Refusal | Failure:
         request.timeline.finished_ns = self.clock.now_ns()
         if script.ending is not None:
             return script.ending

@@ -47,6 +47,7 @@ class FakeContract(ExecutorContract):
     async def open_rig(self) -> AsyncIterator[Rig]:
         clock = LoopClock(asyncio.get_running_loop())
         executor = self.kind(clock, lambda request: self.scripts[request.model], placement=self.placement)
+        executor.begins = self.begins
         made = 0
 
         def request(case: Case, deadlines: Deadlines, accept_late: bool) -> InferRequest:
@@ -72,6 +73,10 @@ class TestOnVirtualTime(FakeContract):
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         run_virtual(main)
+
+
+class TestBegunOnVirtualTime(TestOnVirtualTime):
+    begins = True
 
 
 class TestNearbyOnVirtualTime(TestOnVirtualTime):

@@ -84,6 +84,12 @@ class TestLocalKeepsTheContract(ExecutorContract):
         return min(round(tried * self.timing.slow_ns / (made.timeline.finished_ns - made.timeline.started_ns)), 1 << 23)
 
 
+class TestLocalBegunKeepsTheContract(TestLocalKeepsTheContract):
+    """The same, without a task for each request."""
+
+    begins = True
+
+
 async def test_a_crash_is_a_failure_and_what_had_not_begun_goes_to_another_worker(tmp_path: Path) -> None:
     async with open_place(tmp_path) as place:
         place.install("loop", graphs.slow_loop(), LOOP)

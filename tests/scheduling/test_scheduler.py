@@ -375,7 +375,7 @@ async def test_what_next_door_refused_is_done_here_if_there_is_time(w: World) ->
     )
     w.submit("20ms", 900)
     w.submit("15ms", 900, firm=False, stream="camera")
-    await w.sleep(19)
+    await w.sleep(18)
     outcome = await w.submit("20ms", 23, firm=False, stream="camera").outcome()
     assert (outcome.kind, outcome.placement) == (OK, Placement.LOCAL)
 

@@ -105,13 +105,21 @@ async def _play(w: World, steps: list[tuple[int, tuple[str, Any]]]) -> None:
     queue_limit=st.integers(1, 8),
     nearby_ms=st.sampled_from([None, 5, 60]),
     nearby_slots=st.integers(1, 4),
+    begins=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
 def test_the_books_balance_and_everybody_is_told_once_in_time(
-    steps: list[tuple[int, tuple[str, Any]]], cores: int, queue_limit: int, nearby_ms: int | None, nearby_slots: int
+    steps: list[tuple[int, tuple[str, Any]]],
+    cores: int,
+    queue_limit: int,
+    nearby_ms: int | None,
+    nearby_slots: int,
+    begins: bool,
 ) -> None:
     async def main() -> None:
-        async with world(cores=cores, queue_limit=queue_limit, nearby_ms=nearby_ms, nearby_slots=nearby_slots) as w:
+        async with world(
+            cores=cores, queue_limit=queue_limit, nearby_ms=nearby_ms, nearby_slots=nearby_slots, begins=begins
+        ) as w:
             w.scripts.update(_WILD)
             w.scripts["nearby 4ms"] = _WILD["nearby crash"]
             await _play(w, steps)
@@ -157,13 +165,19 @@ _honest = st.one_of(
     queue_limit=st.integers(1, 12),
     nearby_ms=st.sampled_from([None, None, 20]),
     duty_cycle=st.sampled_from([1.0, 1.0, 0.7, 0.35]),
+    begins=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
 def test_no_admitted_firm_request_is_broken_when_estimates_are_true(
-    steps: list[tuple[int, tuple[str, Any]]], cores: int, queue_limit: int, nearby_ms: int | None, duty_cycle: float
+    steps: list[tuple[int, tuple[str, Any]]],
+    cores: int,
+    queue_limit: int,
+    nearby_ms: int | None,
+    duty_cycle: float,
+    begins: bool,
 ) -> None:
     async def main() -> None:
-        async with world(cores=cores, queue_limit=queue_limit, nearby_ms=nearby_ms) as w:
+        async with world(cores=cores, queue_limit=queue_limit, nearby_ms=nearby_ms, begins=begins) as w:
             w.scripts.update(_HONEST)
             w.scheduler.set_limits(limits(duty_cycle))
             await _play(w, steps)

@@ -95,9 +95,17 @@ class World:
 
 @asynccontextmanager
 async def world(
-    *, cores: int = 1, queue_limit: int = 64, nearby_ms: int | None = None, nearby_slots: int = 1 << 30
+    *,
+    cores: int = 1,
+    queue_limit: int = 64,
+    nearby_ms: int | None = None,
+    nearby_slots: int = 1 << 30,
+    begins: bool = False,
 ) -> AsyncIterator[World]:
-    """Run a scheduler; `nearby_ms` is how long everything takes next door, None for no nearby service."""
+    """Run a scheduler; `nearby_ms` is how long everything takes next door, None for no nearby service.
+
+    `begins`: the local executor takes requests without a task.
+    """
     clock = LoopClock(asyncio.get_running_loop())
     made: World
 
@@ -113,7 +121,7 @@ async def world(
     def observe(outcome: Outcome) -> None:
         made.observe(outcome)
 
-    local = FakeExecutor(clock, local_script)
+    local = FakeExecutor(clock, local_script, begins=begins)
     nearby = FakeExecutor(clock, nearby_script, Placement.NEARBY, slots=nearby_slots) if nearby_ms is not None else None
     accounting = Accounting()
     scheduler = Scheduler(
@@ -143,15 +151,16 @@ async def world(
 def on_virtual_time(
     **arguments: Any,
 ) -> Callable[[Callable[[World], Coroutine[Any, Any, None]]], Callable[[], None]]:
-    """Make a test of a scenario in a world."""
+    """Make a test of a scenario in a world: with a local executor that needs tasks, and with one that needs none."""
 
     def decorate(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         def test() -> None:
-            async def main() -> None:
-                async with world(**arguments) as w:
+            async def main(*, begins: bool) -> None:
+                async with world(**arguments, begins=begins) as w:
                     await scenario(w)
 
-            run_virtual(main())
+            run_virtual(main(begins=False))
+            run_virtual(main(begins=True))
 
         test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
         return test
