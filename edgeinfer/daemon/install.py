@@ -1,7 +1,8 @@
 """Install a bundle: verified, tried on this very CPU in a throw-away worker, committed, then compiled for this device.
 
-The probe runs every variant that this CPU can run on its golden vectors, because a quantized model can be right on
-one CPU and wrong on the next. One that isn't right refuses the whole bundle: nothing half-trusted is installed.
+The probe runs every variant that this device can run on its golden vectors, on its own execution providers: a
+quantized model can be right on one CPU and wrong on the next, and an accelerator computes in its own way. One that
+isn't right refuses the whole bundle: nothing half-trusted is installed. One that cannot run here is left out, and said.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from edgeinfer.artifact.fitness import unfit
 from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.daemon.compiling import Compiler, available_memory, profile_of
 from edgeinfer.errors import ArtifactError, EdgeInferError, UnsupportedSchema
@@ -54,7 +56,12 @@ async def _compile(store: BundleStore, installed: Installed, flags: frozenset[st
             compiler = Compiler(
                 nursery=nursery, store=compiled, cpu_flags=flags, storage=storage, memory_bytes=available_memory
             )
-            able = [variant for variant in installed.manifest.variants if flags.issuperset(variant.instruction_sets)]
+            providers = nursery.snapshot().providers
+            able = [
+                variant
+                for variant in installed.manifest.variants
+                if not unfit(variant, cpu_flags=flags, providers=providers)
+            ]
             forms = [form for variant in able if (form := await compiler.compile(installed, variant)) is not None]
     finally:
         await nursery.close()
@@ -73,11 +80,7 @@ def probe_bundle(bundle: Path, manifest: Manifest) -> None:
 
 
 async def _probe(bundle: Path, manifest: Manifest, flags: frozenset[str]) -> None:
-    able = [variant for variant in manifest.variants if flags.issuperset(variant.instruction_sets)]
     title = f"{manifest.name} {manifest.version}"
-    if not able:
-        missing = {name for variant in manifest.variants for name in variant.instruction_sets} - flags
-        raise ArtifactError(f"no variant of {title} can run on this CPU: it lacks {', '.join(sorted(missing))}")
     nursery = Nursery()
     runtime = await nursery.start()
     try:
@@ -85,7 +88,14 @@ async def _probe(bundle: Path, manifest: Manifest, flags: frozenset[str]) -> Non
             raise UnsupportedSchema(
                 f"{title} needs onnxruntime {manifest.runtime.onnxruntime} or newer, {runtime.onnxruntime} is installed"
             )
-        for variant in able:
+        reasons = {item.name: unfit(item, cpu_flags=flags, providers=runtime.providers) for item in manifest.variants}
+        if all(reasons.values()):
+            every = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise ArtifactError(f"no variant of {title} can run on this device ({every})")
+        for variant in manifest.variants:
+            if reasons[variant.name]:
+                _log.warning("not probed bundle=%r variant=%s why=%r", title, variant.name, reasons[variant.name])
+                continue
             verdict = await probe(nursery, manifest, bundle, variant.name)
             if not verdict.accepted:
                 raise ArtifactError(

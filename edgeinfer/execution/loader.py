@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from edgeinfer.artifact.fitness import unfit
 from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
@@ -56,6 +57,8 @@ class Loader:
         self._cpu_flags = cpu_flags
         self._cancel_grace_ns = cancel_grace_ns
         self._storage = storage
+        self._told: set[tuple[str, str]] = set()
+        """Variants (by bundle digest) that cannot run here, which the log has said."""
 
     def known(self, section: ModelSection) -> Installed:
         """Return the bundle that is meant, at once and unchecked: for the start, before anything else runs.
@@ -89,24 +92,25 @@ class Loader:
     def candidates(
         self, section: ModelSection, installed: Installed, *, without: AbstractSet[tuple[str, str]] = frozenset()
     ) -> list[Variant]:
-        """Return the variants that may run on this CPU, best first; the configured one only, when one is.
+        """Return the variants that may run on this CPU and runtime, best first; the configured one only, when one is.
 
         `without` leaves out some, by (digest, variant); the list is empty when nothing else is left.
 
         Raises:
-            ArtifactError: this CPU can run none of them, or the configured one isn't there.
+            ArtifactError: this device can run none of them, or the configured one isn't there.
         """
         manifest = installed.manifest
         asked = [manifest.variant(section.variant)] if section.variant else manifest.variants
-        able = [variant for variant in asked if self._cpu_flags.issuperset(variant.instruction_sets)]
+        providers = self._nursery.snapshot().providers
+        reasons = {variant.name: unfit(variant, cpu_flags=self._cpu_flags, providers=providers) for variant in asked}
+        able = [variant for variant in asked if not reasons[variant.name]]
         if not able:
-            lacks = "; ".join(
-                f"{variant.name}: {', '.join(sorted(set(variant.instruction_sets) - self._cpu_flags))}"
-                for variant in asked
-            )
-            raise ArtifactError(
-                f"{installed.title} needs instructions that this CPU lacks ({lacks}); rebuild it for this board"
-            )
+            every = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise ArtifactError(f"{installed.title} cannot run here ({every})")
+        for name, reason in reasons.items():
+            if reason and (installed.digest, name) not in self._told:
+                self._told.add((installed.digest, name))
+                _log.warning("variant left out model=%r variant=%s why=%r", installed.title, name, reason)
         return [variant for variant in able if (installed.digest, variant.name) not in without]
 
     async def form(self, installed: Installed, variant: Variant) -> CompiledForm | None:
