@@ -37,6 +37,8 @@ class ModelStatus:
     state_resets: int
     load_ms: float
     detail: str
+    providers: tuple[str, ...] = ()
+    """Execution providers that really run it."""
     shrunk: int = 0
     recycled: int = 0
     """How often a worker that took more than was reserved was asked to shrink, and was replaced, since the load."""
@@ -131,6 +133,7 @@ class WantedModel:
             state_resets=resident.state_resets if resident else 0,
             load_ms=resident.load_ns / 1e6 if resident else 0.0,
             detail=resident.detail if resident else self.refusal.detail if self.refusal else "",
+            providers=tuple(resident.workers[0].loaded.providers) if resident and resident.workers else (),
             shrunk=resident.shrunk if resident else 0,
             recycled=resident.recycled if resident else 0,
         )
