@@ -1,4 +1,4 @@
-"""The command `edgeinfer-tools`: build and inspect bundles, write sample inputs.
+"""The command `edgeinfer-tools`: build, sign, pack, inspect and compare bundles, write sample inputs.
 
 Exit codes are in docs/exit-status.md. Nothing is published unless the code is 0. (3 is kept for "built, but over
 budget".)
@@ -17,8 +17,12 @@ from edgeinfer.artifact.board import known_boards, load_board
 from edgeinfer.artifact.profile import read_profile
 from edgeinfer.errors import ConfigError, EdgeInferError, Problem
 
-EXTRA = ("onnx", "rich", "onnx_ir", "rapidfuzz", "pycocotools")
-"""Modules that only the extra `edgeinfer[tools]` installs."""
+EXTRAS = {
+    **dict.fromkeys(("onnx", "rich", "onnx_ir", "rapidfuzz", "pycocotools"), "tools"),
+    **dict.fromkeys(("model_signing", "OpenSSL"), "signing"),
+    "cryptography": "signatures",
+}
+"""By which extra of edgeinfer a module is installed."""
 USAGE = 2
 
 
@@ -31,6 +35,12 @@ def main(argv: list[str] | None = None) -> int:
                 return _build(arguments)
             case "inspect":
                 return _inspect(arguments)
+            case "sign":
+                return _sign(arguments)
+            case "pack":
+                return _pack(arguments)
+            case "diff":
+                return _diff(arguments)
             case _:
                 return _samples(arguments)
     except EdgeInferError as error:
@@ -39,9 +49,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"edgeinfer-tools: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        if error.name not in EXTRA:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
             raise
-        text = f"{arguments.command} needs the extra: pip install 'edgeinfer[tools]' ({error.name} is not installed)"
+        extra = f"pip install 'edgeinfer[{EXTRAS[module]}]'"
+        text = f"{arguments.command} needs the extra: {extra} ({module} is not installed)"
         if arguments.json:
             print(json.dumps({"error": "ExtraMissing", "message": text}))
         print(f"edgeinfer-tools: {text}", file=sys.stderr)
@@ -62,12 +74,27 @@ def build_parser() -> argparse.ArgumentParser:
     )
     build.add_argument("--costs-from", type=Path, help="profile whose costs are taken instead of measuring again")
     inspect = commands.add_parser("inspect", help="show what a bundle says about itself")
-    inspect.add_argument("bundle", type=Path)
+    inspect.add_argument("bundle", type=Path, help="a bundle's folder, or one .tar of it")
     inspect.add_argument("--verify", action="store_true", help="check every file and run the golden requests")
+    inspect.add_argument(
+        "--key", type=Path, action="append", default=[], help="public key by which it must be signed; several: any"
+    )
+    sign = commands.add_parser("sign", help="sign a bundle by a private key (OpenSSF model-signing)")
+    sign.add_argument("bundle", type=Path, help="the bundle's folder; model.sig is written into it")
+    sign.add_argument("--key", type=Path, required=True, help="private key on an elliptic curve, in PEM form")
+    sign.add_argument("--password-file", type=Path, help="file whose first line is the key's password")
+    sign.add_argument("--replace", action="store_true", help="replace the signature that is there")
+    pack = commands.add_parser("pack", help="make one .tar of a bundle; equal bundles give equal bytes")
+    pack.add_argument("bundle", type=Path, help="the bundle's folder")
+    pack.add_argument("-o", "--output", type=Path, required=True, help="the archive; must not exist")
+    pack.add_argument("--replace", action="store_true", help="replace the output when it exists")
+    diff = commands.add_parser("diff", help="say in what two bundles differ; the status is 1 when they do")
+    diff.add_argument("before", type=Path, help="a bundle's folder, or one .tar of it")
+    diff.add_argument("after", type=Path, help="another one")
     samples = commands.add_parser("samples", help="write a recipe's sample inputs as files, for demos and tests")
     samples.add_argument("recipe", type=Path, help="folder with recipe.toml, or that file")
     samples.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
-    for command in (build, inspect, samples):
+    for command in (build, inspect, sign, pack, diff, samples):
         command.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
@@ -112,15 +139,55 @@ def _build(arguments: argparse.Namespace) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from edgeinfer_tools import inspection
+    from edgeinfer_tools.opening import opened
 
-    if arguments.verify:
-        from edgeinfer_tools.verify import prove
+    with opened(arguments.bundle) as bundle:
+        if arguments.verify:
+            from edgeinfer_tools.verify import prove
 
-        prove(arguments.bundle)
-    show = inspection.as_json if arguments.json else inspection.as_text
-    shown = show(arguments.bundle, verified=arguments.verify)
+            prove(bundle)
+        signer = ""
+        if arguments.key:
+            from edgeinfer_tools.verify import prove_signature
+
+            signer = prove_signature(bundle, arguments.key)
+        show = inspection.as_json if arguments.json else inspection.as_text
+        shown = show(bundle, verified=arguments.verify, signer=signer)
     print(json.dumps(shown) if arguments.json else shown)
     return 0
+
+
+def _sign(arguments: argparse.Namespace) -> int:
+    from edgeinfer_tools.sign import read_password, sign
+
+    password = read_password(arguments.password_file)
+    trusted = sign(arguments.bundle, arguments.key, password=password, replace=arguments.replace)
+    if arguments.json:
+        print(json.dumps({"bundle": str(arguments.bundle), "key": trusted.fingerprint}))
+    else:
+        print(f"{arguments.bundle} is signed by key {trusted.fingerprint[:12]}")
+    return 0
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from edgeinfer.artifact.archive import pack_bundle
+    from edgeinfer_tools.faults import OutputExists
+
+    if arguments.output.exists() and not arguments.replace:
+        raise OutputExists(f"{arguments.output} exists; name another file, or add --replace")
+    digest = pack_bundle(arguments.bundle, arguments.output)
+    print(json.dumps({"archive": str(arguments.output), "digest": digest}) if arguments.json else arguments.output)
+    return 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from edgeinfer_tools.difference import as_json, as_text, difference
+    from edgeinfer_tools.opening import opened
+
+    with opened(arguments.before) as before, opened(arguments.after) as after:
+        changes = difference(before, after)
+    print(json.dumps(as_json(changes)) if arguments.json else as_text(changes))
+    return 1 if changes else 0
 
 
 def _samples(arguments: argparse.Namespace) -> int:

@@ -40,6 +40,12 @@ class GateFailed(EdgeInferError):
     exit_code = 4
 
 
+class KeyRefused(EdgeInferError):
+    """The private key cannot be used to sign: name another file, or its password."""
+
+    exit_code = 66  # EX_NOINPUT
+
+
 class OutputExists(EdgeInferError):
     """Something stands where the bundle would go."""
 

@@ -8,23 +8,29 @@ from typing import Any
 
 import msgspec
 
-from edgeinfer.artifact.manifest import Manifest, TensorSpec, read_manifest
+from edgeinfer.artifact.manifest import SIGNATURE_FILE, Manifest, TensorSpec, read_manifest
 from edgeinfer.errors import ManifestInvalid
 from edgeinfer_tools.sizes import human
 
 
-def as_json(bundle: Path, *, verified: bool = False) -> dict[str, Any]:
-    """Return manifest, digest and report of a bundle, and whether it was `verified` just now.
+def as_json(bundle: Path, *, verified: bool = False, signer: str = "") -> dict[str, Any]:
+    """Return manifest, digest and report of a bundle.
+
+    `verified` and `signer` say what was found out just now: that it is whole and right, and by whose key it is signed.
 
     Raises:
         ArtifactError: it is no bundle.
     """
     manifest, digest = read_manifest(bundle)
-    shown = {"digest": digest, "manifest": msgspec.to_builtins(manifest), "report": _report(bundle)}
-    return {**shown, "verified": True} if verified else shown
+    shown: dict[str, Any] = {"digest": digest, "manifest": msgspec.to_builtins(manifest), "report": _report(bundle)}
+    if verified:
+        shown["verified"] = True
+    if signer:
+        shown["signed_by"] = signer
+    return shown
 
 
-def as_text(bundle: Path, *, verified: bool = False) -> str:
+def as_text(bundle: Path, *, verified: bool = False, signer: str = "") -> str:
     """Return the same for people.
 
     Raises:
@@ -47,6 +53,10 @@ def as_text(bundle: Path, *, verified: bool = False) -> str:
         lines.append(f"labels    {', '.join(manifest.classes.labels)} from {manifest.classes.output}")
     lines += _variants(manifest)
     lines += [f"note      {note}" for note in _report(bundle).get("notes", [])]
+    if signer:
+        lines.append(f"signed    by key {signer}: ok")
+    elif (bundle / SIGNATURE_FILE).exists():
+        lines.append("signed    not checked: name the key that you trust with --key")
     if verified:
         requests = _count(len({golden.request for golden in manifest.golden}), "golden request")
         lines.append(f"verified  every byte; {requests}, {_count(len(manifest.variants), 'variant')}: ok")

@@ -65,6 +65,21 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace one file of a published bundle, at once; until then it lies beside the bundle, not in it."""
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        Path(partial).replace(path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+    _sync(path.parent)
+
+
 def write_json(path: Path, content: object) -> None:
     """Write sorted, indented JSON with one newline at its end."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2) + b"\n")

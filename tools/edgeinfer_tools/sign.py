@@ -16,7 +16,8 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-from model_signing import hashing, signing
+from model_signing.hashing import Config as Hashing
+from model_signing.signing import Config as Signing
 
 from edgeinfer.artifact.bundle import verify_bundle
 from edgeinfer.artifact.manifest import SIGNATURE_FILE
@@ -50,10 +51,10 @@ def sign(bundle: Path, key: Path, *, password: bytes | None = None, replace: boo
         signed = Path(scratch) / SIGNATURE_FILE
         # Folders that git makes are ignored by default; a bundle has none, and what it has must all be signed.
         ignored = [bundle / SIGNATURE_FILE]
-        whole = hashing.Config().set_ignored_paths(paths=ignored, ignore_git_paths=False).set_allow_symlinks(False)
-        signer = signing.Config().set_hashing_config(whole)
-        # The library hands the password on as it is, to what takes bytes only.
-        signer.use_elliptic_key_signer(private_key=key, password=password)  # type: ignore[arg-type]
+        whole = Hashing().set_ignored_paths(paths=ignored, ignore_git_paths=False).set_allow_symlinks(False)
+        signer = Signing().set_hashing_config(whole)
+        # Bytes, whatever its annotation says: it hands them on to what takes nothing else.
+        signer.use_elliptic_key_signer(private_key=key, password=password)
         signer.sign(bundle, signed)
         write_durably(bundle / SIGNATURE_FILE, signed.read_bytes())
     return verify_signature(bundle, manifest, digest, trusted)

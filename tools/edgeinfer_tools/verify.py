@@ -1,11 +1,13 @@
 """Read a finished bundle back and prove it with the device's own code: every byte, and every variant in a worker.
 
 Runs on the staged directory before it is published, and on any bundle that `edgeinfer-tools inspect --verify` names.
+A signature is checked with the device's own code, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgeinfer.artifact.bundle import verify_bundle
@@ -25,6 +27,19 @@ def prove(bundle: Path) -> tuple[Manifest, str]:
     manifest, digest = verify_bundle(bundle)
     asyncio.run(_probe_all(manifest, bundle))
     return manifest, digest
+
+
+def prove_signature(bundle: Path, keys: Sequence[Path]) -> str:
+    """Return the fingerprint of the one of these public keys that vouches for every byte of the bundle.
+
+    Raises:
+        ArtifactError: the bundle is not sound, or not signed by one of them.
+        ConfigError: a key cannot be read.
+    """
+    from edgeinfer.artifact.signature import read_keys, verify_signature
+
+    manifest, digest = verify_bundle(bundle)
+    return verify_signature(bundle, manifest, digest, read_keys(keys)).fingerprint
 
 
 async def _probe_all(manifest: Manifest, bundle: Path) -> None:
