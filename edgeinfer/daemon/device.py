@@ -98,7 +98,7 @@ class Device:
             config=config.thermal,
             read=self.sensors.read,
             cpus=self.host.cpus,
-            memory_ceiling=self.host.budget.ceiling,
+            memory_ceiling=self.host.memory_ceiling,
             clock=clock,
             publish=self._obey,
         )
@@ -192,8 +192,9 @@ class Device:
             governor=self.governor.snapshot(),
             limits=self.governor.limits,
             ledger=self.host.ledger.snapshot(),
-            used_bytes=self.host.budget.reading().own.pss_bytes,
+            used_bytes=self.host.budget.reading().own.held_bytes,
             peak_used_bytes=self.host.budget.peak_own_bytes,
+            pressure=self.host.memory.pressure,
             models=tuple(self.cache.status()),
             loops=tuple(
                 loop_figures(self.loops[section.name].snapshot(), scope=section.scope) for section in self.config.loop

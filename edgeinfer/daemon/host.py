@@ -16,11 +16,11 @@ from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import Clock
 from edgeinfer.config import ModelSection, SchedulerSection
 from edgeinfer.daemon.compiling import COMPILE_COPIES, Compiler, available_memory
-from edgeinfer.daemon.memory import MemoryBudget
+from edgeinfer.daemon.memory import MemoryBudget, MemoryWatch
 from edgeinfer.daemon.one_thread import OneThread
 from edgeinfer.errors import BudgetExceeded, ConfigError, EdgeInferError, Problem, mib
 from edgeinfer.execution.compiled import form_key
-from edgeinfer.execution.ledger import OURSELVES, MemoryLedger
+from edgeinfer.execution.ledger import MemoryLedger, Reservation
 from edgeinfer.execution.loader import Loader
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import CrashNote
@@ -86,6 +86,13 @@ class ModelHost:
             storage=self.storage,
         )
         self.cache = ModelCache(loader, self.ledger, clock=clock, on_crash=on_crash)
+        self.memory = MemoryWatch(
+            self.budget,
+            self.ledger,
+            zygote=lambda: self.nursery.snapshot().zygote_pid,
+            outgrown=self.cache.look,
+            clock=clock,
+        )
         self._sections = [_within(section, self.cores) for section in sections]
         for section in self._sections:
             self.cache.want(section)
@@ -112,14 +119,27 @@ class ModelHost:
         runtime = await self.nursery.start()
         if runtime.reason:
             _log.error("runtime unusable, nothing runs here reason=%r", runtime.reason)
-        ceiling_bytes, own_bytes = self.budget.ceiling(), self.budget.reading().own.held_bytes
-        self.ledger.set_ceiling(ceiling_bytes)
-        self.ledger.reserve(OURSELVES, min(own_bytes, ceiling_bytes))
-        if own_bytes >= ceiling_bytes:
+        ceiling_bytes = self.memory.step()
+        if self.memory.own_bytes >= ceiling_bytes:
             _log.error(
                 "no memory for models: edgeinfer itself takes %s of %s; raise memory.ceiling or lower memory.reserve",
-                mib(own_bytes), mib(ceiling_bytes),
+                mib(self.memory.own_bytes), mib(ceiling_bytes),
             )  # fmt: skip
+
+    def memory_ceiling(self) -> int:
+        """Bring the ledger up to date with what is in use, and return its ceiling in bytes. Call it once a second."""
+        return self.memory.step()
+
+    def reserve_for(self, owner: str, size_bytes: int) -> Reservation:
+        """Set aside memory that `owner` may take at worst, beside the models: buffers of the gateway, say.
+
+        For as long as the service runs, or until the reservation is released. After `start`, when the ledger knows
+        what there is.
+
+        Raises:
+            BudgetExceeded: it does not fit. Nothing was reserved.
+        """
+        return self.ledger.reserve(owner, size_bytes)
 
     async def preload(self) -> None:
         """Load what shall be in memory from the start, the most important first; what can't be is told.

@@ -1,20 +1,32 @@
-"""Keep the ledger's ceiling at what the system really has left for us.
+"""Keep the ledger true: its ceiling at what the system has left for us, its entries at what is really in use.
 
-Owns the last memory reading. What is reserved is the `ledger`'s; this only says how much may be.
+Owns the last memory reading and the pressure that follows from it. What is reserved for whom is the `ledger`'s, what
+pressure means is `execution.pressure`'s, what is done about a worker that has outgrown its reservation `execution`'s.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from edgeinfer.clock import NS_PER_S, Clock
-from edgeinfer.execution.ledger import budget_bytes
+from edgeinfer.errors import mib
+from edgeinfer.execution.ledger import OURSELVES, OUTGROWN, MemoryLedger, budget_bytes
+from edgeinfer.execution.pressure import CALM, PressureState, step
 from edgeinfer.sensors.memory import MemoryReader, MemoryReading
+from edgeinfer.sensors.pressure import PressureMeter, PressureSample
+
+_log = logging.getLogger(__name__)
 
 _REREAD_NS = NS_PER_S
 """Reading smaps of large workers costs milliseconds: not more often than this."""
+_GRAIN_BYTES = 1 << 20
+"""What we take ourselves is charged in whole ones of this."""
+_SPARE_BYTES = 2 << 20
+_SPARE_NS = 10 * NS_PER_S
+"""More than this has to be free for so long before it is given back: a garbage collection is no reason to."""
 
 
 class MemoryBudget:
@@ -38,6 +50,9 @@ class MemoryBudget:
         self._clock = clock
         self._read_ns = 0
         self._reading: MemoryReading | None = None
+        self._meter = PressureMeter()
+        self.sample = PressureSample()
+        """How hard the kernel had to work for memory before the last reading."""
         self.peak_own_bytes = 0
         """The most that was ever seen in use, by the same definition as the budget: anonymous memory and slots."""
 
@@ -47,11 +62,12 @@ class MemoryBudget:
         if self._reading is None or now_ns - self._read_ns >= _REREAD_NS:
             self._reading = self._reader.read([os.getpid(), *self._pids()])
             self._read_ns = now_ns
+            self.sample = self._meter.sample(self._reading.faults, now_ns)
             self.peak_own_bytes = max(self.peak_own_bytes, self._reading.own.held_bytes)
         return self._reading
 
     def ceiling(self) -> int:
-        """Return the ceiling as it should be now, in bytes."""
+        """Return what we may take now, in bytes, as far as free memory says."""
         reading = self.reading()
         if reading.available_bytes is None:  # told by the reader; the configured ceiling is all there is to go by
             return self._ceiling_bytes
@@ -62,3 +78,87 @@ class MemoryBudget:
             cgroup_headrooms=reading.headrooms,
             reserve=self._reserve_bytes,
         )
+
+
+class MemoryWatch:
+    """Looks once a second at what is in use, and makes the ledger say so. Loop thread only."""
+
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        ledger: MemoryLedger,
+        *,
+        zygote: Callable[[], int | None],
+        outgrown: Callable[[Mapping[int, int]], int],
+        clock: Clock,
+    ) -> None:
+        """`zygote` tells its process id.
+
+        `outgrown` does something about workers that take more than was reserved, from the memory that each process has
+        for itself, and tells how much that is.
+        """
+        self.pressure: PressureState = CALM
+        """What is in force."""
+        self._budget = budget
+        self._ledger = ledger
+        self._zygote = zygote
+        self._outgrown = outgrown
+        self._clock = clock
+        self._seen: MemoryReading | None = None
+        self._ours = ledger.reserve(OURSELVES, 0)
+        self._beyond = ledger.reserve(OUTGROWN, 0)
+        self._spare_since_ns: int | None = None
+
+    @property
+    def own_bytes(self) -> int:
+        """What daemon and zygote take, as it was seen last."""
+        return self._ours.size_bytes
+
+    def step(self) -> int:
+        """Bring the ledger up to date, at most once a second; return its ceiling."""
+        reading = self._budget.reading()
+        if reading is self._seen:
+            return self._ledger.ceiling_bytes
+        self._seen = reading
+        now_ns = self._clock.now_ns()
+        workers = {pid: memory.private_bytes for pid, memory in reading.processes.items() if pid not in self._core()}
+        self._follow_ourselves(reading.own.anonymous_bytes - sum(workers.values()), now_ns)
+        self._beyond.follow(self._outgrown(workers))
+        self._judge_pressure(now_ns)
+        return self._ledger.ceiling_bytes
+
+    def _core(self) -> set[int | None]:
+        return {os.getpid(), self._zygote()}
+
+    def _follow_ourselves(self, held_bytes: int, now_ns: int) -> None:
+        """Charge what daemon and zygote hold, with the pages that workers still share with the zygote.
+
+        Growth at once, also where it doesn't fit: then somebody has to give way. Less only after a while.
+        """
+        whole_bytes = -(-held_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
+        if whole_bytes >= self._ours.size_bytes - _SPARE_BYTES:
+            self._spare_since_ns = None
+            if whole_bytes > self._ours.size_bytes:
+                self._ours.follow(whole_bytes)
+        elif self._spare_since_ns is None:
+            self._spare_since_ns = now_ns
+        elif now_ns - self._spare_since_ns >= _SPARE_NS:
+            self._spare_since_ns = None
+            self._ours.follow(whole_bytes)
+
+    def _judge_pressure(self, now_ns: int) -> None:
+        available_bytes, was = self._budget.ceiling(), self.pressure
+        reserved_bytes = self._ledger.snapshot().reserved_bytes
+        now = self.pressure = step(
+            was, self._budget.sample, available_bytes=available_bytes, reserved_bytes=reserved_bytes, now_ns=now_ns
+        )
+        ceiling_bytes = now.ceiling(available_bytes)
+        self._ledger.set_ceiling(ceiling_bytes)
+        lowered = ceiling_bytes < available_bytes
+        why = now.why or "it is over, and the budget recovers"
+        self._ledger.explain(f"memory pressure: {why}; {mib(available_bytes)} would be free to use" if lowered else "")
+        if now.level is not was.level:
+            _log.warning(
+                "memory pressure level=%s was=%s ceiling_bytes=%d available_bytes=%d why=%r",
+                now.level.name.lower(), was.level.name.lower(), ceiling_bytes, available_bytes, now.why,
+            )  # fmt: skip

@@ -114,8 +114,7 @@ class Nearby:
     async def keep_budget(self) -> None:
         """Follow what memory the machine has left, for ever."""
         while True:
-            ceiling = self.host.budget.ceiling()
-            self.host.ledger.set_ceiling(ceiling)
+            ceiling = self.host.memory_ceiling()
             self.scheduler.set_limits(Limits(ThermalLevel.NOMINAL, self.host.cpus, 1.0, ceiling))
             await asyncio.sleep(_MEMORY_PERIOD_NS / NS_PER_S)
 

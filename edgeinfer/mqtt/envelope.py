@@ -88,10 +88,16 @@ class Memory(msgspec.Struct, frozen=True):
     reserved_bytes: int
     peak_reserved_bytes: int
     used_bytes: int | None = None
-    """Proportional set size of all our processes, as the kernel counts it; None where it can't be read."""
+    """Anonymous memory and tensor slots of all our processes, as the kernel counts them; None where it can't."""
     peak_used_bytes: int | None = None
     itself_bytes: int = 0
-    """Of what is reserved: daemon and zygote, before any model."""
+    """Of what is reserved: daemon and zygote."""
+    beyond_bytes: int = 0
+    """Of what is reserved: what workers take above what was reserved for them."""
+    pressure: str = "none"
+    """`none`, `some`, `high` or `severe`: how much work suffers from want of memory."""
+    pressure_reason: str = ""
+    """The sensor that says so, with its value."""
 
 
 class Offload(msgspec.Struct, frozen=True):

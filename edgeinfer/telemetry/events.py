@@ -45,8 +45,11 @@ KINDS: dict[str, str] = {
     "refusal-burst":     "many requests are being refused",
     "refusal-burst-end": "they no longer are",
     "worker-crash":      "a worker process has died by itself",
+    "worker-recycled":   "a worker took more memory than was reserved for it, and was replaced",
     "model-quarantined": "a model's workers died too often; it is left alone",
     "model-released":    "it may be used again",
+    "memory-pressure":   "work suffers from want of memory; the budget is lowered",
+    "memory-ok":         "it no longer does",
     "source-fault":      "a loop's source can't give frames",
     "source-ok":         "it can again",
     "link-down":         "a broker can't be reached, or refuses us",
@@ -116,6 +119,7 @@ def detect(previous: Snapshot, current: Snapshot, state: Detection) -> tuple[Det
         state, found = step(previous, current, state)
         findings += found
     findings += _crashes(previous, current)
+    findings += _recycled(previous, current)
     return state, findings
 
 
@@ -231,6 +235,11 @@ def _subjects(current: Snapshot) -> Iterable[tuple[str, str, str, Finding]]:
         fields = {"model": model.name, "version": model.version, "variant": model.variant}
         kind = "model-quarantined" if bad else "model-released"
         yield f"model {model.name}", kind, "model-released", Finding(kind, f"{model.name}: {model.detail}", fields)
+    pressure = current.pressure
+    kind = "memory-pressure" if pressure.level else "memory-ok"
+    fields = {"level": pressure.level.name.lower(), "ceiling_bytes": current.ledger.ceiling_bytes}
+    detail = f"{fields['level']}: {pressure.why}" if pressure.level else "memory is no longer short"
+    yield "memory", kind, "memory-ok", Finding(kind, detail, fields)
     kind = "storage-degraded" if current.storage_degraded else "storage-ok"
     detail = "the state directory cannot be written" if current.storage_degraded else "it can be written again"
     yield "storage", kind, "storage-ok", Finding(kind, detail)
@@ -244,6 +253,17 @@ def _crashes(previous: Snapshot, current: Snapshot) -> list[Finding]:
             detail = current.crash_details.get(model, "")
             fields = {"model": model, "crashes": new, "since_start": count}
             findings.append(Finding("worker-crash", f"{new} worker(s) of {model} died: {detail}", fields))
+    return findings
+
+
+def _recycled(previous: Snapshot, current: Snapshot) -> list[Finding]:
+    before, findings = {model.name: model.recycled for model in previous.models}, []
+    for model in current.models:
+        new = model.recycled - before.get(model.name, 0)
+        if new > 0:  # the count begins anew when a model is loaded anew
+            fields = {"model": model.name, "recycled": new, "reserved_bytes": model.reserved_bytes}
+            detail = f"{new} worker(s) of {model.name} took more than was reserved and could not shrink"
+            findings.append(Finding("worker-recycled", detail, fields))
     return findings
 
 

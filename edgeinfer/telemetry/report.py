@@ -14,7 +14,7 @@ import msgspec
 
 from edgeinfer.clock import NS_PER_MS, NS_PER_S
 from edgeinfer.errors import mib
-from edgeinfer.execution.ledger import OURSELVES
+from edgeinfer.execution.ledger import OURSELVES, OUTGROWN
 from edgeinfer.mqtt.envelope import (
     GatewayReport,
     LinkReport,
@@ -319,6 +319,9 @@ def _memory(snapshot: Snapshot) -> Memory:
         used_bytes=snapshot.used_bytes,
         peak_used_bytes=snapshot.peak_used_bytes,
         itself_bytes=ledger.by_owner.get(OURSELVES, 0),
+        beyond_bytes=ledger.by_owner.get(OUTGROWN, 0),
+        pressure=snapshot.pressure.level.name.lower(),
+        pressure_reason=snapshot.pressure.why,
     )
 
 

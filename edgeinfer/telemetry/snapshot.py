@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from edgeinfer.execution.ledger import LedgerSnapshot
 from edgeinfer.execution.model_cache import ModelStatus
+from edgeinfer.execution.pressure import CALM, PressureState
 from edgeinfer.governor.governor import GovernorSnapshot
 from edgeinfer.limits import Limits
 from edgeinfer.metrics import Accounting, LatencyHistogram, OriginCounts
@@ -168,8 +169,10 @@ class Snapshot:
     """In force."""
     ledger: LedgerSnapshot
     used_bytes: int | None = None
-    """Proportional set size of all our processes; None where it can't be read."""
+    """Anonymous memory and slots of all our processes, what the budget is about; None where it can't be read."""
     peak_used_bytes: int | None = None
+    pressure: PressureState = CALM
+    """Why less may be reserved than is available."""
     models: tuple[ModelStatus, ...] = ()
     loops: tuple[LoopFigures, ...] = ()
     links: tuple[LinkSnapshot, ...] = ()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from edgeinfer.clock import NS_PER_S
-from edgeinfer.daemon.memory import MemoryBudget
+from edgeinfer.daemon.memory import MemoryBudget, MemoryWatch
+from edgeinfer.errors import BudgetExceeded
+from edgeinfer.execution.ledger import OURSELVES, OUTGROWN, MemoryLedger
+from edgeinfer.execution.pressure import Pressure
 
 MIB = 1 << 20
 
@@ -40,12 +44,19 @@ class Machine:
         (self.proc / "meminfo").write_text("\n".join(lines) + "\n")
         self.give(os.getpid(), own)
 
-    def give(self, pid: int, own: int) -> None:
+    def psi(self, *, some: float) -> None:
+        folder = self.proc / "pressure"
+        folder.mkdir(exist_ok=True)
+        (folder / "memory").write_text(f"some avg10={some:.2f} avg60=0.00 avg300=0.00 total=0\n")
+
+    def give(self, pid: int, own: int, *, private: int | None = None) -> None:
         folder = self.proc / str(pid)
         folder.mkdir(parents=True, exist_ok=True)
         rollup = (
             f"0-1 ---p 0 00:00 0 [rollup]\nRss: {own * 1024} kB\nPss: {own * 1024} kB\nAnonymous: {own * 1024} kB\n"
         )
+        if private is not None:
+            rollup += f"Private_Dirty: {private * 1024} kB\n"
         (folder / "smaps_rollup").write_text(rollup)
 
     def budget(self, *, ceiling: int = 5000, reserve: int = 200) -> MemoryBudget:
@@ -106,3 +117,111 @@ def test_processes_are_not_read_more_than_once_a_second(machine: Machine) -> Non
     assert budget.ceiling() == first
     machine.clock.at_ns += 1
     assert budget.ceiling() != first
+
+
+class Watched:
+    """A machine with a zygote (77) and workers, and the ledger that is kept true to it."""
+
+    def __init__(self, machine: Machine, *, ceiling: int = 5000) -> None:
+        self.machine = machine
+        machine.pids = [77]
+        machine.give(77, 30)
+        self.ledger = MemoryLedger(ceiling * MIB)
+        self.beyond = 0
+        self.seen: dict[int, int] = {}
+        self.watch = MemoryWatch(
+            machine.budget(ceiling=ceiling), self.ledger, zygote=lambda: 77, outgrown=self.look, clock=machine.clock
+        )
+
+    def look(self, own_bytes: Mapping[int, int]) -> int:
+        self.seen = dict(own_bytes)
+        return self.beyond
+
+    def step(self, seconds: int = 1) -> int:
+        ceiling = 0
+        for _ in range(seconds):
+            self.machine.later()
+            ceiling = self.watch.step()
+        return ceiling
+
+    @property
+    def ours(self) -> int:
+        return self.ledger.snapshot().by_owner.get(OURSELVES, 0) // MIB
+
+
+def test_daemon_and_zygote_are_charged_what_they_take_and_workers_only_what_is_their_own(machine: Machine) -> None:
+    watched = Watched(machine)
+    assert watched.step() == (1000 + 130 - 200) * MIB
+    assert watched.ours == 130
+    machine.pids = [77, 78]
+    machine.give(77, 20)  # ten of its thirty are now counted with the worker, which shares them
+    machine.give(78, 60, private=50)
+    watched.step()
+    assert watched.ours == 130
+    assert watched.seen == {78: 50 * MIB}
+
+
+def test_the_daemons_growth_is_charged_within_a_second_and_given_back_after_ten(machine: Machine) -> None:
+    watched = Watched(machine)
+    watched.step()
+    machine.give(os.getpid(), 140)
+    watched.step()
+    assert watched.ours == 170
+    machine.give(os.getpid(), 139)
+    watched.step(30)
+    assert watched.ours == 170, "so little is not worth a change"
+    machine.give(os.getpid(), 100)
+    watched.step(9)
+    machine.give(os.getpid(), 140)  # the collector has run, and the daemon grows again
+    watched.step()
+    machine.give(os.getpid(), 100)
+    watched.step(10)
+    assert watched.ours == 170
+    watched.step()
+    assert watched.ours == 130
+
+
+def test_growth_that_does_not_fit_is_charged_too_and_somebody_has_to_give_way(machine: Machine) -> None:
+    watched = Watched(machine, ceiling=300)
+    watched.step()
+    model = watched.ledger.reserve("model", 160 * MIB)
+    machine.give(os.getpid(), 150)
+    watched.step()
+    assert watched.ledger.overdrawn_bytes == 40 * MIB
+    model.release()
+    assert watched.ledger.overdrawn_bytes == 0
+    watched.beyond = 50 * MIB
+    watched.step()
+    assert watched.ledger.snapshot().by_owner == {OURSELVES: 180 * MIB, OUTGROWN: 50 * MIB}
+    watched.beyond = 0
+    watched.step()
+    assert OUTGROWN not in watched.ledger.snapshot().by_owner
+
+
+def test_pressure_lowers_the_ceiling_says_why_and_lets_it_recover(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched(machine)
+    full = watched.step()
+    watched.ledger.reserve("model", 100 * MIB)
+    machine.psi(some=35.0)
+    held = watched.step(4)
+    assert held == watched.ledger.snapshot().reserved_bytes < full
+    assert watched.watch.pressure.level is Pressure.HIGH
+    assert "memory pressure level=high was=none" in caplog.text
+    with pytest.raises(BudgetExceeded, match="memory pressure: work waits for memory 35 % of the time"):
+        watched.ledger.share("weights of a model", 10 * MIB)
+    assert watched.step(5) < held
+    machine.psi(some=0.0)
+    assert watched.step(100) == full
+    assert watched.ledger.snapshot().why_lowered == ""
+    watched.ledger.share("weights of a model", 10 * MIB)
+
+
+def test_nothing_is_done_twice_within_a_second(machine: Machine) -> None:
+    watched = Watched(machine)
+    watched.step()
+    machine.give(os.getpid(), 500)
+    machine.clock.at_ns += NS_PER_S // 2
+    watched.watch.step()
+    assert watched.ours == 130
