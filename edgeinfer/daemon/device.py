@@ -182,6 +182,7 @@ class Device:
         total, origins = accounting_figures(self.accounting)
         scheduler = self.scheduler.snapshot()
         offload = self.offload.snapshot() if self.offload else None
+        runtime = self.host.nursery.snapshot()
         return Snapshot(
             at_ns=self.clock.now_ns(),
             phase=self.phase,
@@ -206,6 +207,9 @@ class Device:
             offload_counters=offload.counters if offload else {},
             crashes=dict(self._crashes),
             crash_details=dict(self._crash_details),
+            onnxruntime=runtime.onnxruntime,
+            providers=runtime.providers,
+            runtime_problem=runtime.reason,
             storage_degraded=self.journal.degraded or self.host.storage.is_stuck,
             gateway=gateway_figures(self.gateway.snapshot()),
             sensor_matters=self.config.thermal.enabled and self.board.thermal.fault_duty_cycle < 1,

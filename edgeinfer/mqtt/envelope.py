@@ -49,6 +49,19 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     workers: int = 0
     reserved_bytes: int = 0
     detail: str = ""
+    providers: list[str] = []
+    """Execution providers that really run it."""
+
+
+class RuntimeState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What runs the models of a device."""
+
+    onnxruntime: str = ""
+    """Its version; empty while it is unusable."""
+    providers: list[str] = []
+    """Execution providers of its build, and installed plug-ins."""
+    problem: str = ""
+    """Why it is unusable."""
 
 
 class LoopState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -126,6 +139,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     thermal: Thermal
     memory: Memory
     offload: Offload
+    runtime: RuntimeState = RuntimeState()
 
 
 class OriginReport(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from edgeinfer.mqtt.envelope import (
     OriginReport,
     RecentReport,
     Report,
+    RuntimeState,
     State,
     Thermal,
     ThermalReport,
@@ -74,6 +75,7 @@ def build_state(snapshot: Snapshot, identity: Identity, stamp: Stamp, *, offload
                 workers=model.workers,
                 reserved_bytes=model.reserved_bytes,
                 detail=model.detail,
+                providers=list(model.providers),
             )
             for model in snapshot.models
         ],
@@ -104,6 +106,11 @@ def build_state(snapshot: Snapshot, identity: Identity, stamp: Stamp, *, offload
             open=offload_open,
             peers=list(snapshot.peers),
             unusable=dict(snapshot.peers_unusable),
+        ),
+        runtime=RuntimeState(
+            onnxruntime=snapshot.onnxruntime,
+            providers=list(snapshot.providers),
+            problem=snapshot.runtime_problem,
         ),
     )
 
@@ -162,6 +169,22 @@ def plain(record: State | Report) -> dict[str, Any]:
     return values
 
 
+def _runtime_line(runtime: Mapping[str, Any]) -> str:
+    if not runtime.get("onnxruntime"):
+        return f"unusable: {runtime.get('problem') or 'not started'}"
+    return f"onnxruntime {runtime['onnxruntime']} with {_short(runtime.get('providers', []))}"
+
+
+def _variant(model: Mapping[str, Any]) -> str:
+    """Return the variant that is loaded, and what runs it where that isn't the CPU alone."""
+    providers = _short(model.get("providers", []))
+    return str(model.get("variant", "")) + (f" on {providers}" if providers not in {"", "CPU"} else "")
+
+
+def _short(providers: Sequence[str]) -> str:
+    return ", ".join(name.removesuffix("ExecutionProvider") for name in providers)
+
+
 def describe_status(status: Mapping[str, Any]) -> str:
     """Return the status page of `edgeinfer status` as lines for a terminal."""
     state, report = status["state"], status["report"]
@@ -173,6 +196,7 @@ def describe_status(status: Mapping[str, Any]) -> str:
     head = [
         ("service", f"{state['phase']} for {report['uptime_s']:.0f} s"),
         ("edgeinfer", f"{state['version']} on {state['board']}"),
+        ("runtime", _runtime_line(state.get("runtime", {}))),
         ("heat", f"{heat}, duty cycle {thermal['duty_cycle']:.0%}"),
         ("memory", f"{mib(memory['reserved_bytes'])} of {mib(memory['ceiling_bytes'])} reserved{itself}{used}"),
         ("queue", f"{report['queue_length']} waiting, {report['running']} running"),
@@ -184,7 +208,7 @@ def describe_status(status: Mapping[str, Any]) -> str:
     models: list[tuple[str, ...]] = [("model", "version", "variant", "state", "workers", "reserved", "")]
     models += [
         (
-            model["name"], model.get("version", ""), model.get("variant", ""), model.get("state", ""),
+            model["name"], model.get("version", ""), _variant(model), model.get("state", ""),
             str(model.get("workers", 0)), mib(model.get("reserved_bytes", 0)), model.get("detail", ""),
         )
         for model in state["models"]

@@ -186,6 +186,11 @@ class Snapshot:
     """Workers that died by themselves since the start, by model."""
     crash_details: Mapping[str, str] = field(default_factory=dict)
     """How the last worker of each model died."""
+    onnxruntime: str = ""
+    """Version of the runtime; empty while it is unusable."""
+    providers: tuple[str, ...] = ()
+    """Execution providers that it has, installed plug-ins included."""
+    runtime_problem: str = ""
     storage_degraded: bool = False
     """The state directory can't be written."""
     gateway: GatewayFigures = field(default_factory=GatewayFigures)

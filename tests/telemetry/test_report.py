@@ -23,7 +23,7 @@ from edgeinfer.telemetry.report import (
     describe_status,
 )
 from edgeinfer.telemetry.snapshot import GatewayFigures, LoopFigures, OutcomeWindow, Snapshot, origin_figures
-from tests.telemetry.world import World
+from tests.telemetry.world import MODEL, World
 
 STAMP = Stamp(at="2026-05-01T12:00:00.000Z", clock_synced=True, boot="b", mono_ns=1)
 IDENTITY = Identity(board="generic-x86", version="0.1.0", started_ns=900 * NS_PER_S)
@@ -203,3 +203,28 @@ def test_the_window_holds_what_ended_since_it_was_restarted(world: World) -> Non
     assert camera.deadline_hit_rate == 0.5
     window.restart(now_ns=10)
     assert window.figures(now_ns=12) == (2, ())
+
+
+def test_the_state_and_the_page_tell_the_runtime_and_what_really_runs_a_model(world: World) -> None:
+    cpu, openvino = "CPUExecutionProvider", "OpenVINOExecutionProvider"
+    snapshot = replace(
+        world.snapshot(),
+        onnxruntime="1.32.0",
+        providers=(cpu, openvino),
+        models=(replace(MODEL, variant="fp32", providers=(openvino, cpu)), replace(MODEL, name="b", providers=(cpu,))),
+    )
+    state = build_state(snapshot, IDENTITY, STAMP, offload_open=False)
+    assert read(state)["runtime"] == {"onnxruntime": "1.32.0", "providers": [cpu, openvino]}
+    assert [model["providers"] for model in read(state)["models"]] == [[openvino, cpu], [cpu]]
+    page = describe_status(build_status(state, report_of(snapshot)))
+    assert "onnxruntime 1.32.0 with CPU, OpenVINO" in page
+    assert "fp32 on OpenVINO, CPU" in page
+    assert "on CPU" not in page
+
+
+def test_the_page_tells_why_the_runtime_is_unusable(world: World) -> None:
+    snapshot = replace(world.snapshot(), onnxruntime="", runtime_problem="importing onnxruntime failed: ImportError")
+    page = describe_status(
+        build_status(build_state(snapshot, IDENTITY, STAMP, offload_open=False), report_of(snapshot))
+    )
+    assert "unusable: importing onnxruntime failed" in page
