@@ -16,6 +16,7 @@ from edgeinfer.artifact.epcontext import UnsignedContext
 from edgeinfer.artifact.manifest import TensorSpec, Variant
 from edgeinfer.daemon.install import install_bundle
 from edgeinfer.errors import ArtifactError
+from edgeinfer.request import Result
 from tests.artifact.making import make_bundle
 from tests.artifact.test_epcontext import context, model
 from tests.execution.local_rig import open_place, request_of, variant, write_bundle
@@ -59,8 +60,9 @@ async def test_from_a_bundle_to_an_answer_on_a_plugin(tmp_path: Path) -> None:
         model = await place.load("net")
         assert model.variant.name == "openvino"
         assert place.status("net").providers == (OPENVINO,)
-        found = await place.ask("net", inputs={"x": np.array(VECTOR, np.float32)})
-        assert isinstance(found, float)
+        ending = await place.executor.execute(place.request("net", request_of(x=np.array(VECTOR, np.float32))))
+        assert isinstance(ending, Result), ending
+        ending.release()
         zygote = place.nursery.snapshot().zygote_pid
         assert len(list(Path(f"/proc/{zygote}/task").iterdir())) == 1
 
