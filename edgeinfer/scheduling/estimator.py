@@ -11,6 +11,7 @@ The duty cycle stretches the time *between* runs, never a run: it is accounted f
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,8 +27,19 @@ MIN_RUNS = 8
 """Fewer than this, and the seed still has a say."""
 STALE_NS = 10_000_000_000
 """Older knowledge than this may be wrong by now: then trying is worth more than refusing."""
+FEW_SIGMAS = 2.33
+"""Between mean and p99 of a normal distribution: what is taken of a seed that only says p99."""
 _OUTLIER = 4
 """A run that had to be stopped counts as at most so many times the p99: one hang must not close the door."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes(Estimate):
+    """An estimate with what it takes to add runs up: medians and p99s don't, means and variances do."""
+
+    mean_ns: int = 0
+    deviation_ns: int = 0
+    """Standard deviation."""
 
 
 @dataclass(slots=True)
@@ -38,6 +50,10 @@ class _Window:
     """(when, duration in ns without slowdown)."""
     ordered: list[float] = field(default_factory=list)
     """The same durations, sorted."""
+    total: float = 0.0
+    """Sum of the durations."""
+    squares: float = 0.0
+    """Sum of their squares."""
     stopped_ns: int | None = None
     """When a run was last stopped at its deadline."""
 
@@ -46,8 +62,23 @@ class _Window:
         while self.runs and (len(self.runs) >= WINDOW_RUNS or now_ns - self.runs[0][0] > WINDOW_NS):
             _, oldest = self.runs.popleft()
             del self.ordered[bisect_left(self.ordered, oldest)]
+            self.total -= oldest
+            self.squares -= oldest * oldest
         self.runs.append((now_ns, duration))
         insort(self.ordered, duration)
+        self.total += duration
+        self.squares += duration * duration
+
+    @property
+    def mean(self) -> float:
+        """Mean duration; there must be one."""
+        return self.total / len(self.runs)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the durations."""
+        count = len(self.runs)
+        return math.sqrt(max(0.0, self.squares / count - self.mean**2) * count / max(1, count - 1))
 
 
 class Estimator:
@@ -56,25 +87,34 @@ class Estimator:
     def __init__(self) -> None:
         self._windows: dict[ModelKey, _Window] = {}
 
-    def refine(self, seed: Estimate, key: ModelKey, *, now_ns: int, slowdown: float = 1.0) -> Estimate:
+    def refine(self, seed: Estimate, key: ModelKey, *, now_ns: int, slowdown: float = 1.0) -> RunTimes:
         """Return the executor's estimate with the percentiles that were seen here; its wait and cores stand.
 
         With few runs the pessimistic one of seed and window is taken; with stale ones the optimistic one, so
         that one bad minute is not held against a model for ever.
         """
         window = self._windows.get(key)
-        p50_ns, p99_ns = float(seed.p50_ns), float(seed.p99_ns)
+        p50, p99 = float(seed.p50_ns), float(seed.p99_ns)
+        mean, deviation = p50, (p99 - p50) / FEW_SIGMAS
         if window is not None and window.runs:
             ordered = window.ordered
-            seen_p50, seen_p99 = _median(ordered), robust_p99(ordered)
+            seen = _median(ordered), robust_p99(ordered), window.mean, window.deviation
             if now_ns - window.runs[-1][0] > STALE_NS:
-                p50_ns, p99_ns = min(p50_ns, seen_p50), min(p99_ns, seen_p99)
+                p50, p99, mean, deviation = map(min, seen, (p50, p99, mean, deviation))
             elif len(ordered) < MIN_RUNS:
-                p50_ns, p99_ns = max(p50_ns, seen_p50), max(p99_ns, seen_p99)
+                p50, p99, mean, deviation = map(max, seen, (p50, p99, mean, deviation))
             else:
-                p50_ns, p99_ns = seen_p50, seen_p99
-        p50 = round(p50_ns * slowdown)
-        return Estimate(p50, max(p50, round(p99_ns * slowdown)), seed.wait_ns, seed.cores, seed.lanes)
+                p50, p99, mean, deviation = seen
+        p50_ns = round(p50 * slowdown)
+        return RunTimes(
+            p50_ns,
+            max(p50_ns, round(p99 * slowdown)),
+            seed.wait_ns,
+            seed.cores,
+            seed.lanes,
+            max(1, round(mean * slowdown)),
+            round(deviation * slowdown),
+        )
 
     def observe(
         self,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from edgeinfer.scheduling.pacing import UNPACED, Pace
@@ -55,6 +55,10 @@ class Job:
     """How many of the same model can run at once."""
     wait_ns: int = 0
     """What its model needs before it can run at all (loading); charged to the first job of the model."""
+    mean_ns: int = 0
+    """What it takes of others' time in the mean; 0 when only the median is known."""
+    deviation_ns: int = 0
+    """Standard deviation of that; 0 when only median and p99 are known."""
 
     @property
     def spare(self) -> bool:
@@ -62,8 +66,7 @@ class Job:
         return self.rank.spare
 
 
-@dataclass(frozen=True, slots=True)
-class Occupied:
+class Occupied(NamedTuple):
     """A request that runs here now."""
 
     key: ModelKey
@@ -74,16 +77,14 @@ class Occupied:
     """How much later than that it may be, at p99."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(NamedTuple):
     """When a job would start and finish."""
 
     start_ns: int
     finish_ns: int
-    """The likely end: with medians all the way."""
+    """The likely end: the mean of the work ahead, and its own median."""
     finish_p99_ns: int
-    """The end that can be promised: its own p99 behind the work ahead. Medians add up; what lies between median and
-    p99 adds up as independent errors do, in squares: the sum of many p99s would refuse half of the work for nothing."""
+    """The end that can be promised: its own p99 behind the work ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,14 @@ class Machine:
 
 
 MARGIN = 1.5
-"""How much of the work ahead's distance between median and p99 is kept free. Run times have tails like an exponential,
-whose p99.9 is 1.5 times as far out as its p99 (ln 1000 / ln 100), and one long run ahead can break many promises at
-once. Over random histories at three times the capacity this breaks half as many promises as 1.0 would, and costs
-less than a hundredth of the throughput."""
+"""How far one long run ahead is expected to reach, in distances between median and p99. Run times have tails like an
+exponential, whose p99.9 is 1.5 times as far out as its p99 (ln 1000 / ln 100), and one long run ahead can break many
+promises at once."""
+SIGMAS = 3.1
+"""How many standard deviations of the sum of all runs ahead are kept free: 99.9 % of a normal distribution, towards
+which such sums go."""
+_P99_SIGMAS = 2.33
+MARGIN_SQUARED = MARGIN * MARGIN
 
 ROUNDING_NS = 10_000
 """Clocks and timers round: a promise to the nanosecond is none."""
@@ -107,13 +112,18 @@ ROUNDING_NS = 10_000
 _NEVER_NS = 1 << 62
 
 
+_Free = tuple[int, float, float]
+"""When something comes free in the mean; in squares, how far the sum of runs until then may be off, and how far the
+longest one of them may. What goes wrong together is a long run or many a bit long: sums of p99s would refuse half of
+the work for nothing, and so would p99s added in squares, where only few runs are long but those very much so."""
+
+
 def forecast(jobs: Sequence[Job], machine: Machine, now_ns: int) -> list[Expectation]:
     """Return when each of `jobs`, which must be in the order of their ranks, would start and finish.
 
     Where pacing forbids all local work, every start is beyond any deadline.
     """
-    plan = _Plan(machine, now_ns)
-    return [plan.place(job) for job in jobs]
+    return list(map(Plan(machine, now_ns).place, jobs))
 
 
 @dataclass(slots=True)
@@ -123,52 +133,94 @@ class _Gap:
     begin_ns: int
     end_ns: int
     variance: float
+    reach: float
 
 
-class _Plan:
-    """What is taken by the jobs that were placed so far."""
+class Plan:
+    """What is taken by the jobs that were placed so far, in the order of their ranks."""
+
+    __slots__ = ("_cores", "_free", "_gaps", "_lanes", "_loading", "_now_ns", "_overbooked", "_pace", "_worst")
 
     def __init__(self, machine: Machine, now_ns: int) -> None:
         self._cores = machine.cores
         self._now_ns = now_ns
         self._free = _free_cores(machine, now_ns)
         self._gaps: list[_Gap] = []
-        self._lanes: dict[ModelKey, list[tuple[int, float]]] = {}
-        for run in machine.running:
-            insort(self._lanes.setdefault(run.key, []), (max(now_ns, run.end_ns), (MARGIN * run.spread_ns) ** 2))
+        self._lanes: dict[ModelKey, list[_Free]] = {}
+        # As many runs as cores come one after the other by themselves.
+        self._overbooked = len(machine.running) > machine.cores
+        if self._overbooked or machine.cores > 1:
+            for run in machine.running:
+                insort(self._lanes.setdefault(run.key, []), _running(run, now_ns))
         self._loading: set[ModelKey] = set()
         self._pace = machine.pace
-        self._worst = machine.pace.worst()
+        self._worst = machine.pace.worst() if machine.pace.limited else None
+
+    def copy(self) -> Plan:
+        """Return a plan that goes on from here by itself."""
+        plan = Plan.__new__(Plan)
+        plan._cores = self._cores
+        plan._now_ns = self._now_ns
+        plan._overbooked = self._overbooked
+        plan._free = self._free.copy()
+        plan._gaps = [replace(gap) for gap in self._gaps]
+        plan._lanes = {key: lane.copy() for key, lane in self._lanes.items()}
+        plan._loading = self._loading.copy()
+        plan._pace = self._pace
+        plan._worst = self._worst
+        return plan
 
     def place(self, job: Job) -> Expectation:
         """Take what `job` needs, as early as it may."""
-        cores = max(1, min(job.cores, self._cores))
-        cost = job.p50_ns * cores
-        run_ns = job.p50_ns
+        free, all_cores = self._free, self._cores
+        cores = min(job.cores, all_cores)
+        p50_ns = job.p50_ns
+        mean_ns = job.mean_ns or p50_ns
+        wait_ns = 0
         if job.wait_ns and job.key not in self._loading:
             self._loading.add(job.key)
-            run_ns += job.wait_ns
-        lane = self._lanes.setdefault(job.key, [])
-        lane_free = lane[-job.lanes] if len(lane) >= job.lanes else (self._now_ns, 0.0)
-        ready_ns, variance = max(self._free[cores - 1], lane_free)
-        start_ns, gap = ready_ns, None
-        if self._pace.limited:
-            may_ns = self._pace.ready_ns(cost, ready_ns)
+            wait_ns = job.wait_ns
+        ready = free[cores - 1]
+        begin = ready
+        lane: list[_Free] | None = None
+        if job.lanes < all_cores or self._overbooked:
+            lane = self._lanes.setdefault(job.key, [])
+            if len(lane) >= job.lanes and lane[-job.lanes] > begin:
+                begin = lane[-job.lanes]
+        start_ns, variance, reach = begin
+        gap = None
+        if self._worst is not None:
+            cost = p50_ns * cores
+            lane_free = lane[-job.lanes] if lane is not None and len(lane) >= job.lanes else (self._now_ns, 0.0, 0.0)
+            may_ns = self._pace.ready_ns(cost, start_ns)
             start_ns = _NEVER_NS if may_ns is None else may_ns
             if self._gaps and cores == 1 and self._pace.is_small(cost):
                 first_ns = self._pace.express.ready_ns(cost, lane_free[0])
-                gap = self._gap(first_ns, run_ns, start_ns)
+                gap = self._gap(first_ns, wait_ns + mean_ns, start_ns)
                 if gap is not None:
-                    start_ns, variance = max(gap.begin_ns, first_ns), max(gap.variance, lane_free[1])
-        finish_ns = start_ns + run_ns
-        spread_ns = job.p99_ns - job.p50_ns
-        finish_p99_ns = finish_ns + self._charge(cost, start_ns) + round((variance + spread_ns**2) ** 0.5)
-        taken = finish_ns, variance + (MARGIN * spread_ns) ** 2
-        insort(lane, taken)
+                    start_ns = max(gap.begin_ns, first_ns)
+                    variance, reach = max(gap.variance, lane_free[1]), max(gap.reach, lane_free[2])
+        finish_ns = start_ns + wait_ns + p50_ns
+        spread_ns = job.p99_ns - p50_ns
+        own = spread_ns * spread_ns
+        finish_p99_ns = finish_ns + int((variance + reach + own) ** 0.5)
+        if self._worst is not None:
+            finish_p99_ns += self._charge(cost, start_ns)
+        sigma_ns = SIGMAS * (job.deviation_ns or spread_ns / _P99_SIGMAS)
+        longest = MARGIN_SQUARED * own
+        taken = (
+            start_ns + wait_ns + mean_ns,
+            variance + sigma_ns * sigma_ns,
+            longest if longest > reach else reach,
+        )
+        if lane is not None:
+            insort(lane, taken)
         if gap is not None:
-            gap.begin_ns, gap.variance = taken
+            gap.begin_ns, gap.variance, gap.reach = taken
+        elif all_cores == 1 and begin is ready and start_ns == ready[0]:
+            free[0] = taken
         else:
-            self._take_cores(cores, ready_ns, start_ns, taken)
+            self._take_cores(cores, begin[0], start_ns, taken)
         return Expectation(start_ns, finish_ns, finish_p99_ns)
 
     def _gap(self, first_ns: int, run_ns: int, before_ns: int) -> _Gap | None:
@@ -181,7 +233,7 @@ class _Plan:
 
     def _charge(self, cost: float, start_ns: int) -> int:
         """Take the cost of a run, and return by how much small runs to come may still delay it."""
-        if not self._pace.limited or self._pace.stopped:
+        if self._worst is None or self._pace.stopped:
             return 0
         express = self._pace.by_express(cost, start_ns)
         self._pace = self._pace.spent(cost, start_ns, express=express)
@@ -191,22 +243,29 @@ class _Plan:
         self._worst = self._worst.spent(cost, worst_ns)
         return worst_ns - start_ns
 
-    def _take_cores(self, cores: int, ready_ns: int, start_ns: int, taken: tuple[int, float]) -> None:
+    def _take_cores(self, cores: int, ready_ns: int, start_ns: int, taken: _Free) -> None:
         """Take those that come free last, so that the others stay open to whoever may pass."""
-        last = bisect_right(self._free, (start_ns, math.inf))
+        free = self._free
+        last = bisect_right(free, (start_ns, math.inf, math.inf))
         if start_ns > ready_ns:
-            self._gaps += [_Gap(ready_ns, start_ns, variance) for _, variance in self._free[last - cores : last]]
-        del self._free[last - cores : last]
+            self._gaps += [_Gap(ready_ns, start_ns, core[1], core[2]) for core in free[last - cores : last]]
+        del free[last - cores : last]
         for _ in range(cores):
-            insort(self._free, taken)
+            insort(free, taken)
 
 
-def _free_cores(machine: Machine, now_ns: int) -> list[tuple[int, float]]:
-    """Return when each core comes free, and the variance of that; more may run than there are cores left."""
-    ends: list[tuple[int, float]] = [(now_ns, 0.0)] * machine.cores
+def _running(run: Occupied, now_ns: int) -> _Free:
+    """Return when a run is done, which is under way already: it is likelier than others to be a long one."""
+    return max(now_ns, run.end_ns), MARGIN_SQUARED * run.spread_ns * run.spread_ns, 0.0
+
+
+def _free_cores(machine: Machine, now_ns: int) -> list[_Free]:
+    """Return when each core comes free; more may run than there are cores left."""
+    ends: list[_Free] = [(now_ns, 0.0, 0.0)] * machine.cores
     for run in machine.running:
-        ends += [(max(now_ns, run.end_ns), (MARGIN * run.spread_ns) ** 2)] * run.cores
-    return sorted(ends)[len(ends) - machine.cores :]
+        ends += [_running(run, now_ns)] * run.cores
+    ends.sort()
+    return ends[len(ends) - machine.cores :]
 
 
 def meets(job: Job, expectation: Expectation) -> bool:

@@ -12,6 +12,7 @@ from edgeinfer.limits import Limits
 from edgeinfer.request import Failure, InferRequest, Placement, Reason, Refusal
 from edgeinfer.scheduling.admission import Admission, Load, admit, local_stop
 from edgeinfer.scheduling.deadline_queue import DeadlineQueue
+from edgeinfer.scheduling.estimator import RunTimes
 from edgeinfer.scheduling.forecast import Job
 from edgeinfer.scheduling.placement import place, settled
 from edgeinfer.scheduling.runs import Runs, last_moment_ns, model_key
@@ -55,12 +56,12 @@ class Options:
         replaces: tuple[int, ...] = ()
         local: Admission | Refusal
         job: Job | None = None
-        estimate: Estimate | Refusal | None = None
+        estimate: RunTimes | Refusal | None = None
         if (before := ticket.tried.get(Placement.LOCAL)) is not None:
             local = _said(before)
         elif isinstance(estimate := self.local(request, now_ns), Refusal):
             local = estimate
-        if isinstance(estimate, Estimate):
+        if isinstance(estimate, RunTimes):
             job = self._job(request, estimate)
             replaces = tuple(entry.job.id for entry in self._queue.superseded_by(request))
             local = admit(job, self.load(limits, now_ns), replaces=replaces, now_ns=now_ns)
@@ -69,7 +70,7 @@ class Options:
             assert job is not None, "what runs here was admitted"
             assert isinstance(local, Admission), "what runs here was admitted"
             return Here(job, local)
-        if isinstance(estimate, Estimate) and isinstance(local, Refusal):
+        if isinstance(estimate, RunTimes) and isinstance(local, Refusal):
             if isinstance(placed, Refusal):
                 tried = self._may_use_spare_time(request, estimate, placed, now_ns)
             else:
@@ -92,11 +93,11 @@ class Options:
             return NextDoor()
         if request.accept_late and local_stop(limits) is None and not self._queue.full:
             estimate = self.local(request, now_ns)
-            if isinstance(estimate, Estimate):
+            if isinstance(estimate, RunTimes):
                 return Here(self._job(request, estimate, spare=True))
         return placed
 
-    def local(self, request: InferRequest, now_ns: int) -> Estimate | Refusal:
+    def local(self, request: InferRequest, now_ns: int) -> RunTimes | Refusal:
         """Return what running it here would take, from what was seen here."""
         estimate = self._local.estimate(request)
         return estimate if isinstance(estimate, Refusal) else self._runs.refine(estimate, request, now_ns)
@@ -113,7 +114,7 @@ class Options:
         """Return what this machine has to do already."""
         return Load(self._queue.jobs(), self._runs.machine(now_ns), limits, self._queue.limit)
 
-    def _job(self, request: InferRequest, estimate: Estimate, *, spare: bool = False) -> Job:
+    def _job(self, request: InferRequest, estimate: RunTimes, *, spare: bool = False) -> Job:
         deadlines = request.deadlines
         start_by_ns = deadlines.start_by_ns
         if request.accept_late and deadlines.queue_ns is None:
@@ -131,6 +132,8 @@ class Options:
             cores=max(1, min(estimate.cores, self._runs.cores)),
             lanes=max(1, estimate.lanes),
             wait_ns=estimate.wait_ns,
+            mean_ns=estimate.mean_ns,
+            deviation_ns=estimate.deviation_ns,
         )
 
     def _worth_a_try(self, request: InferRequest, refusal: Refusal, now_ns: int) -> bool:
