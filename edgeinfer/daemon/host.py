@@ -20,13 +20,16 @@ from edgeinfer.daemon.memory import MemoryBudget, MemoryWatch
 from edgeinfer.daemon.one_thread import OneThread
 from edgeinfer.errors import BudgetExceeded, ConfigError, EdgeInferError, Problem, mib
 from edgeinfer.execution.compiled import form_key
+from edgeinfer.execution.crash_book import CrashBook
 from edgeinfer.execution.ledger import MemoryLedger, Reservation
 from edgeinfer.execution.loader import Loader
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import CrashNote
+from edgeinfer.mqtt.stamp import read_boot_id
 from edgeinfer.sensors.cpu import quota_cores, thread_budget, usable_cpus
 from edgeinfer.sensors.cpuinfo import cpu_flags
 from edgeinfer.store.compiled import CompiledStore
+from edgeinfer.store.crashes import CrashFile
 from edgeinfer.store.store import BundleStore, Installed
 from edgeinfer.worker.nursery import Nursery
 
@@ -85,7 +88,8 @@ class ModelHost:
             cancel_grace_ns=scheduler.kill_grace,
             storage=self.storage,
         )
-        self.cache = ModelCache(loader, self.ledger, clock=clock, on_crash=on_crash)
+        book = CrashBook(CrashFile(state_dir), self.storage, boot=read_boot_id(proc_root))
+        self.cache = ModelCache(loader, self.ledger, book, clock=clock, on_crash=on_crash)
         self.memory = MemoryWatch(
             self.budget,
             self.ledger,
@@ -152,7 +156,7 @@ class ModelHost:
             if not section.preload:
                 continue
             try:
-                await self.cache.load(section, spare_equals=True)
+                await self.cache.load(section, spare_equals=True, lift=False)
             except EdgeInferError as error:
                 _log.error("not loaded model=%s error=%s", section.name, error)
 

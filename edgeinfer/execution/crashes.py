@@ -5,7 +5,7 @@ Pure. `resident` keeps the history and acts on the verdict.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgeinfer.clock import NS_PER_S
 
@@ -28,12 +28,14 @@ class Verdict:
 
     quarantine: bool
     pause_ns: int = 0
+    crashes: int = field(default=1, compare=False)
+    """Within the window, the newest included."""
 
 
 def judge_crash(crashes_ns: tuple[int, ...], policy: CrashPolicy, *, now_ns: int) -> Verdict:
     """Return what follows from the crashes at these monotonic times, the newest included."""
     recent = sum(now_ns - at_ns <= policy.window_ns for at_ns in crashes_ns)
     if recent >= policy.max_crashes:
-        return Verdict(quarantine=True)
+        return Verdict(quarantine=True, crashes=recent)
     pause_ns = policy.first_pause_ns << max(0, recent - 1)
-    return Verdict(quarantine=False, pause_ns=min(pause_ns, policy.longest_pause_ns))
+    return Verdict(quarantine=False, pause_ns=min(pause_ns, policy.longest_pause_ns), crashes=recent)

@@ -63,6 +63,15 @@ class Loader:
     def known(self, section: ModelSection) -> Installed:
         """Return the bundle that is meant, at once and unchecked: for the start, before anything else runs.
 
+    @property
+    def runtime(self) -> str:
+        """Version of ONNX Runtime that workers run, empty while it is unknown."""
+        return self._nursery.snapshot().onnxruntime
+
+    async def earlier(self, installed: Installed) -> list[Installed]:
+        """Return the other installed versions of a bundle that may stand in for it, the best first."""
+        return await self._read(functools.partial(self._store.earlier, installed))
+
         Raises:
             ArtifactError: there is none.
         """

@@ -1,7 +1,8 @@
-"""Decide which models are in memory: reserve before loading, evict to make room, say why one is missing.
+"""Know which models are wanted and which are in memory, have them loaded, and say why one is missing.
 
-Owns the resident models. What memory there is to give is the `ledger`'s; who gives way, `eviction`'s; which bundle and
-variant a name means, `loader`'s; what one model's processes do, `resident`'s. A load blocks nobody: requests go on.
+Owns the wanted models and the one lock under which somebody comes and goes. Memory is `room`'s; which version and
+variant serves next, and how it takes over, `succession`'s; crash counts and quarantines, `crash_book`'s; what one
+model's processes do, `resident`'s. A load blocks nobody: requests go on.
 
 A model is charged its peak and all the slots that its workers may ever make, for as long as it is in memory. That is
 more than it uses most of the time; in return no request of a loaded model is ever refused for memory, and a worker
@@ -15,18 +16,17 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from edgeinfer.artifact.manifest import Variant
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
-from edgeinfer.errors import ArtifactError, BudgetExceeded, EdgeInferError, RuntimeUnusable, SessionError, mib
-from edgeinfer.execution.compiled import mapped_weights
-from edgeinfer.execution.eviction import Tenant, choose_victims
-from edgeinfer.execution.ledger import MemoryLedger, Reservation, SharedReservation
+from edgeinfer.errors import ArtifactError, EdgeInferError
+from edgeinfer.execution.crash_book import CrashBook
+from edgeinfer.execution.ledger import MemoryLedger
 from edgeinfer.execution.loader import Loader
 from edgeinfer.execution.resident import CrashNote, Phase, ResidentModel
+from edgeinfer.execution.room import Room
+from edgeinfer.execution.succession import Succession
 from edgeinfer.execution.wanted import RETRY_NS, ModelStatus, WantedModel
 from edgeinfer.request import Reason, Refusal
-from edgeinfer.store.compiled import CompiledForm
 from edgeinfer.store.store import Installed
 
 __all__ = ["ModelCache", "ModelStatus"]
@@ -44,17 +44,27 @@ class ModelCache:
     """The models of one service. Loop thread only."""
 
     def __init__(
-        self, loader: Loader, ledger: MemoryLedger, *, clock: Clock, on_crash: Callable[[CrashNote], None]
+        self,
+        loader: Loader,
+        ledger: MemoryLedger,
+        book: CrashBook,
+        *,
+        clock: Clock,
+        on_crash: Callable[[CrashNote], None],
     ) -> None:
         self._loader = loader
         self._ledger = ledger
+        self._book = book
         self._clock = clock
         self._on_crash = on_crash
         self._wanted: dict[str, WantedModel] = {}
         self._loading = asyncio.Lock()
         """Who is in memory is decided and changed by one at a time."""
         self._jobs: asyncio.Queue[tuple[int, Callable[[], Awaitable[None]], str]] = asyncio.Queue(_MAX_JOBS)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._room = Room(ledger, self._wanted, clock=clock)
+        self._succession = Succession(
+            loader, self._room, book, clock=clock, later=self._later, on_crash=self._note_crash
+        )
         self._pressed_rounds = 0
 
     def want(self, section: ModelSection) -> None:
@@ -76,11 +86,12 @@ class ModelCache:
                 delay_ns, act, name = await self._jobs.get()
                 group.create_task(_after(delay_ns, act), name=name)
 
-    async def load(self, section: ModelSection, *, spare_equals: bool = False) -> ResidentModel:
-        """Load a model, or return it when it is in memory as asked; quarantined variants get another chance.
+    async def load(self, section: ModelSection, *, spare_equals: bool = False, lift: bool = True) -> ResidentModel:
+        """Load a model, or return it when it is in memory as asked; with `lift`, quarantined variants may try again.
 
-        Evicts idle models up to its own priority, or only those below it with `spare_equals`. A version that was
-        loaded before gives way to the new one, and comes back when that can't be loaded.
+        Evicts idle models up to its own priority, or only those below it with `spare_equals`. The version that serves
+        goes on until the new one is ready, where the budget has room for both; it stays, or comes back, when the new
+        one can't be loaded. When nothing serves afterwards, an earlier version does where there is one.
 
         Raises:
             ArtifactError: no such bundle, a damaged one, or no variant of it may run here.
@@ -89,8 +100,7 @@ class ModelCache:
         """
         async with self._loading:
             wanted = self._wanted.setdefault(section.name, WantedModel(section))
-            wanted.quarantined.clear()
-            return await self._load(wanted, section, spare_equals=spare_equals)
+            return await self._succession.load(wanted, section, spare_equals=spare_equals, lift=lift)
 
     async def unload(self, name: str) -> bool:
         """End a model's workers and free its memory; later requests for it are refused. False when unknown."""
@@ -101,15 +111,15 @@ class ModelCache:
             wanted.unloaded = True
             text = f"{name} was unloaded; load it with the load command"
             wanted.refuse(Refusal(Reason.MODEL_UNAVAILABLE, text), retry_ns=None)
-            await self._close(wanted)
+            await self._room.close(wanted)
         return True
 
     async def close(self) -> None:
         """End everything."""
         async with self._loading:
-            await asyncio.gather(*(self._close(wanted) for wanted in self._wanted.values()))
-            if self._closing:
-                await asyncio.wait(self._closing)
+            await asyncio.gather(*(self._room.close(wanted) for wanted in self._wanted.values()))
+            await self._room.closed()
+            self._book.keep_on_trial(())
 
     def demand(self, name: str) -> None:
         """Somebody asks for the model: when that is what it is loaded on, have it loaded in the background."""
@@ -130,6 +140,9 @@ class ModelCache:
             busy = "is being loaded" if wanted.loading else "is not loaded yet"
             return wanted.refusal or Refusal(Reason.MODEL_UNAVAILABLE, f"{name} {busy}")
         if version and resident.manifest.version != version:
+            instead = wanted.instead_of
+            if instead is not None and instead.manifest.version == version and wanted.instead is not None:
+                return wanted.instead
             text = f"{name} {version} is not loaded, {resident.manifest.version} is"
             return Refusal(Reason.MODEL_UNAVAILABLE, text)
         if resident.phase is Phase.QUARANTINED:
@@ -177,175 +190,13 @@ class ModelCache:
 
     def status(self) -> list[ModelStatus]:
         """Return how every configured model stands."""
-        return [wanted.status() for wanted in self._wanted.values()]
+        quarantined = self._book.quarantined(self._loader.runtime)
+        return [wanted.status(quarantined) for wanted in self._wanted.values()]
 
-    # Loading; the caller holds the lock
-
-    async def _load(self, wanted: WantedModel, section: ModelSection, *, spare_equals: bool) -> ResidentModel:
-        before = wanted.resident if wanted.resident and wanted.resident.phase is Phase.READY else None
-        wanted.loading = True
-        try:
-            installed = await self._find(wanted, section)
-            if before is not None and before.section == section and before.installed.digest == installed.digest:
-                return before
-            await self._loader.check(installed)
-            candidates = self._loader.candidates(section, installed, without=wanted.quarantined)
-            await self._close(wanted)  # also what recovers or is quarantined: a load begins anew
-            wanted.installed = installed
-            resident = await self._load_best(section, installed, candidates, spare_equals=spare_equals)
-            wanted.admit(resident)
-        except EdgeInferError as error:
-            if wanted.resident is None:
-                wanted.fail(error, now_ns=self._clock.now_ns())
-                if before is not None:
-                    await self._bring_back(wanted, before)
-            raise
-        except asyncio.CancelledError:
-            if wanted.resident is None:
-                refusal = Refusal(Reason.MODEL_UNAVAILABLE, f"loading {section.name} was given up")
-                wanted.refuse(refusal, retry_ns=self._clock.now_ns())
-            raise
-        finally:
-            wanted.loading = False
-        return resident
-
-    async def _find(self, wanted: WantedModel, section: ModelSection) -> Installed:
-        try:
-            installed = await self._loader.find(section)
-        except ArtifactError:
-            wanted.missing = wanted.resident is None
-            raise
-        wanted.missing = False
-        return installed
-
-    async def _load_best(
-        self, section: ModelSection, installed: Installed, candidates: list[Variant], *, spare_equals: bool
-    ) -> ResidentModel:
-        """Load the first candidate that fits and that the runtime takes.
-
-        Raises:
-            BudgetExceeded: the last one does not fit.
-            SessionError: the runtime refused the last one, or cannot run at all.
-        """
-        last = candidates[-1]
-        for variant in candidates:
-            try:
-                return await self._load_variant(section, installed, variant, spare_equals=spare_equals)
-            except (BudgetExceeded, SessionError) as error:
-                if variant is last or isinstance(error, RuntimeUnusable):
-                    raise
-                _log.warning(
-                    "trying another variant model=%s variant=%s why=%r", section.name, variant.name, str(error)
-                )
-        raise ArtifactError(f"{installed.title}: every variant is quarantined; bring it back with the load command")
-
-    async def _load_variant(
-        self, section: ModelSection, installed: Installed, variant: Variant, *, spare_equals: bool
-    ) -> ResidentModel:
-        """Load a variant in the form that is best here; as it came when that form is refused."""
-        form = await self._loader.form(installed, variant)
-        if form is not None:
-            try:
-                return await self._load_form(section, installed, variant, form, spare_equals=spare_equals)
-            except RuntimeUnusable:
-                raise
-            except (BudgetExceeded, SessionError) as error:
-                _log.warning(
-                    "loading as it came model=%s variant=%s form=%s why=%r",
-                    section.name, variant.name, form.record.form, str(error),
-                )  # fmt: skip
-                if isinstance(error, SessionError):
-                    await self._loader.forget_form(form)
-        return await self._load_form(section, installed, variant, None, spare_equals=spare_equals)
-
-    async def _load_form(
-        self,
-        section: ModelSection,
-        installed: Installed,
-        variant: Variant,
-        form: CompiledForm | None,
-        *,
-        spare_equals: bool,
-    ) -> ResidentModel:
-        size_bytes = self._loader.cost_bytes(section, installed, variant, form)
-        up_to = section.priority - 1 if spare_equals else section.priority
-        reservation, mapped = await self._reserve(
-            f"{section.name}/{variant.name}", size_bytes, mapped_weights(form), up_to_priority=up_to
-        )
-        return await self._loader.open(
-            section,
-            installed,
-            variant,
-            reservation,
-            later=self._later,
-            on_crash=self._note_crash,
-            form=form,
-            mapped=mapped,
-        )
-
-    async def _bring_back(self, wanted: WantedModel, before: ResidentModel) -> None:
-        """Load what a failed load has replaced; where that fails too, the first failure stays the reason."""
-        try:
-            back = await self._load_variant(before.section, before.installed, before.variant, spare_equals=True)
-        except EdgeInferError as error:
-            _log.error(
-                "not brought back model=%s version=%s error=%s", wanted.section.name, before.manifest.version, error
-            )
-        else:
-            wanted.admit(back)
-
-    # Room
-
-    async def _reserve(
-        self, owner: str, size_bytes: int, mapped: tuple[str, int] | None, *, up_to_priority: int
-    ) -> tuple[Reservation, SharedReservation | None]:
-        """Reserve, evicting idle models of at most that priority when it takes that.
-
-        `mapped` names the weights that it maps, with their bytes, where it does.
-
-        Raises:
-            BudgetExceeded: it doesn't fit; nobody was evicted in vain.
-        """
-        needed_bytes = size_bytes + (mapped[1] if mapped else 0)
-        missing_bytes = needed_bytes + self._ledger.overdrawn_bytes - self._ledger.free_bytes
-        if missing_bytes > 0:
-            victims = choose_victims(self._tenants(), needed_bytes=missing_bytes, up_to_priority=up_to_priority)
-            await self._evict(victims, f"to make room for {owner}")
-        reservation = self._ledger.reserve(owner, size_bytes)
-        try:
-            return reservation, self._ledger.share(*mapped) if mapped else None
-        except BudgetExceeded:
-            reservation.release()
-            raise
-
-    def _tenants(self) -> list[Tenant]:
-        return [
-            Tenant(
-                resident.section.name,
-                resident.reserved_bytes,
-                resident.section.priority,
-                resident.last_used_ns,
-                movable=not resident.section.pinned and not resident.leases,
-            )
-            for resident in self.residents()
-        ]
-
-    async def _evict(self, victims: list[Tenant], why: str) -> None:
-        for victim in victims:
-            wanted = self._wanted[victim.name]
-            _log.warning("evicted model=%s freed_bytes=%d why=%r", victim.name, victim.size_bytes, why)
-            retry_ns = self._clock.now_ns() + (RETRY_NS if wanted.section.preload else 0)
-            wanted.refuse(Refusal(Reason.MEMORY, f"{victim.name} was evicted {why}"), retry_ns=retry_ns)
-            await self._close(wanted)
-
-    async def _close(self, wanted: WantedModel) -> None:
-        """End a model. Once begun it is carried through, whatever becomes of the caller: memory depends on it."""
-        resident, wanted.resident = wanted.resident, None
-        if resident is not None:
-            task = asyncio.create_task(resident.close(), name=f"close[{wanted.section.name}]")
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-            await asyncio.shield(task)
+    @property
+    def is_forgetful(self) -> bool:
+        """Whether crash counts cannot be written: a restart will not know them."""
+        return self._book.degraded
 
     # What happens by itself
 
@@ -353,6 +204,7 @@ class ModelCache:
         while True:
             await asyncio.sleep(_UPKEEP_NS / NS_PER_S)
             await self._obey_ceiling()
+            self._keep_book()
             now_ns = self._clock.now_ns()
             for wanted in self._wanted.values():
                 if wanted.is_due(now_ns):
@@ -364,10 +216,17 @@ class ModelCache:
         if self._pressed_rounds < _PRESSURE_ROUNDS:
             return
         async with self._loading:
-            over_bytes = self._ledger.overdrawn_bytes
-            if over_bytes:
-                victims = choose_victims(self._tenants(), needed_bytes=over_bytes, partial=True)
-                await self._evict(victims, f"because the budget fell to {mib(self._ledger.ceiling_bytes)}")
+            await self._room.obey_ceiling()
+
+    def _keep_book(self) -> None:
+        """Note who has served for a quiet time, and who is on trial no more because it has left."""
+        if self._loading.locked():
+            return  # who is being loaded is on trial too
+        residents = {self._succession.key(r.installed, r.variant): r for r in self.residents()}
+        for key, resident in residents.items():
+            if resident.is_quiet:
+                self._book.prove(key, resident.installed)
+        self._book.keep_on_trial(residents)
 
     def _load_soon(self, wanted: WantedModel, *, spare_equals: bool) -> None:
         if wanted.settled.is_set() and wanted.may_load(self._clock.now_ns()):
@@ -380,7 +239,7 @@ class ModelCache:
         try:
             async with self._loading:
                 if wanted.may_load(self._clock.now_ns()):
-                    await self._load(wanted, wanted.latest or wanted.section, spare_equals=spare_equals)
+                    await self._succession.load(wanted, wanted.latest or wanted.section, spare_equals=spare_equals)
         except EdgeInferError as error:
             if told is None or wanted.refusal is None or told.reason is not wanted.refusal.reason:
                 _log.error("not loaded model=%s error=%s", wanted.section.name, error)
@@ -395,23 +254,7 @@ class ModelCache:
     async def _replace(self, name: str) -> None:
         """Give a quarantined variant's memory back, and load the next best one where there is one."""
         async with self._loading:
-            wanted = self._wanted[name]
-            resident = wanted.resident
-            if resident is None or resident.phase is not Phase.QUARANTINED:
-                return  # somebody was faster
-            if resident.form is not None:  # what the device made of it is given up first
-                await self._loader.forget_form(resident.form)
-            else:
-                wanted.quarantined.add((resident.installed.digest, resident.variant.name))
-            if not self._loader.candidates(resident.section, resident.installed, without=wanted.quarantined):
-                refusal = _quarantined(resident)
-                await self._close(wanted)
-                wanted.refuse(refusal, retry_ns=None)
-                return
-            try:
-                await self._load(wanted, resident.section, spare_equals=True)
-            except EdgeInferError as error:
-                _log.error("not replaced model=%s variant=%s error=%s", name, resident.variant.name, error)
+            await self._succession.replace(self._wanted[name])
 
     def _later(self, delay_ns: int, act: Callable[[], Awaitable[None]], name: str) -> None:
         self._jobs.put_nowait((delay_ns, act, name))

@@ -55,6 +55,8 @@ class CrashNote:
     variant: str
     detail: str
     quarantined: bool
+    crashes: int = 1
+    """In a row, this one included: none was followed by a quiet time."""
 
 
 StartWorker = Callable[[], Coroutine[Any, Any, Worker]]
@@ -108,6 +110,7 @@ class ResidentModel:
         self._policy = policy or CrashPolicy()
         self._workers: list[Worker | None] = [None] * section.workers
         self._starting: set[asyncio.Future[Worker]] = set()
+        self._opened_ns = clock.now_ns()
         self._crashes_ns: tuple[int, ...] = ()
         self._worker_bytes = reservation.size_bytes // section.workers
         self._growth = GrowthWatch(self._worker_bytes)
@@ -167,6 +170,22 @@ class ResidentModel:
         if self.mapped is not None:
             self.mapped.release()
             self.mapped = None
+
+    def recall(self, crashes: int) -> None:
+        """Count crashes from before a restart, as if they had just been."""
+        self._crashes_ns = (self._clock.now_ns(),) * min(crashes, self._policy.max_crashes)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it has served for the policy's whole window without a crash."""
+        since_ns = max((self._opened_ns, *self._crashes_ns))
+        return self.phase is Phase.READY and self._clock.now_ns() - since_ns > self._policy.window_ns
+
+    async def drain(self, *, timeout_ns: int) -> None:
+        """Wait until no request runs on it, for so long at most. Nobody may send it new ones meanwhile."""
+        end_ns = self._clock.now_ns() + timeout_ns
+        while self.leases and self._clock.now_ns() < end_ns:
+            await asyncio.sleep(_IDLE_LOOK_S)
 
     def pick(self, stream: str | None) -> Worker | None:
         """Return the worker that should take the next request, None when none is alive.
@@ -324,7 +343,8 @@ class ResidentModel:
             self._quarantine(detail)
         else:
             self._replace(index, detail, pause_ns=verdict.pause_ns)
-        self._on_crash(CrashNote(self.section.name, self.variant.name, detail, verdict.quarantine))
+        note = CrashNote(self.section.name, self.variant.name, detail, verdict.quarantine, verdict.crashes)
+        self._on_crash(note)
 
     def _replace(self, index: int, why: str, *, pause_ns: int) -> None:
         if not self.workers and self.phase is not Phase.LOADING:

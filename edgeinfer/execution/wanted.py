@@ -6,6 +6,7 @@ Owns no decision: `model_cache` writes these, everybody else reads `ModelStatus`
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgeinfer.clock import NS_PER_S
@@ -13,6 +14,7 @@ from edgeinfer.config import ModelSection
 from edgeinfer.errors import ArtifactError, BudgetExceeded, EdgeInferError, RuntimeUnusable
 from edgeinfer.execution.resident import ResidentModel
 from edgeinfer.request import Reason, Refusal
+from edgeinfer.store.crashes import CrashRecord
 from edgeinfer.store.store import Installed
 
 _LOAD_GUESS_NS = 2 * NS_PER_S
@@ -37,11 +39,19 @@ class ModelStatus:
     state_resets: int
     load_ms: float
     detail: str
+    wanted_version: str = ""
+    """The version that should serve, while an earlier one does (`version`); `detail` says why. Else empty."""
+    quarantined: tuple[str, ...] = ()
+    """Version and variant of each of its variants that is left alone because it crashed too often."""
     providers: tuple[str, ...] = ()
     """Execution providers that really run it."""
     shrunk: int = 0
     recycled: int = 0
     """How often a worker that took more than was reserved was asked to shrink, and was replaced, since the load."""
+
+
+class Quarantined(ArtifactError):
+    """Every variant that could run here crashed too often; only a command or another version changes that."""
 
 
 @dataclass(slots=True)
@@ -59,13 +69,14 @@ class WantedModel:
     """Why it is not resident, once there is a reason."""
     retry_ns: int | None = None
     """When loading it after a refusal makes sense again; None: only when somebody commands it."""
+    instead_of: Installed | None = None
+    """What should serve, while an earlier version does, and why it doesn't in `instead`."""
+    instead: Refusal | None = None
     missing: bool = False
     unloaded: bool = False
     """By command: it stays out until a command brings it back."""
     loading: bool = False
     load_guess_ns: int = _LOAD_GUESS_NS
-    quarantined: set[tuple[str, str]] = field(default_factory=set)
-    """(bundle digest, variant) of those whose workers died too often."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set unless a load that requests wait for is under way."""
 
@@ -86,7 +97,12 @@ class WantedModel:
         """Note that it is in memory."""
         self.resident, self.latest, self.installed = resident, resident.section, resident.installed
         self.refusal, self.retry_ns, self.missing, self.unloaded = None, None, False, False
+        self.instead_of, self.instead = None, None
         self.load_guess_ns = resident.load_ns + NS_PER_S // 5
+
+    def serve_instead_of(self, wanted: Installed, why: Refusal | None) -> None:
+        """Note that what was admitted is an earlier version than the one that is wanted, and why."""
+        self.instead_of, self.instead = wanted, why
 
     def refuse(self, refusal: Refusal, *, retry_ns: int | None) -> None:
         """Note why it is not in memory."""
@@ -100,6 +116,8 @@ class WantedModel:
                 self.refuse(Refusal(Reason.MEMORY, str(error)), retry_ns=now_ns + RETRY_NS)
             case RuntimeUnusable():
                 self.refuse(Refusal(Reason.RUNTIME_UNUSABLE, str(error)), retry_ns=now_ns + RETRY_NS)
+            case Quarantined():
+                self.refuse(Refusal(Reason.QUARANTINED, str(error)), retry_ns=None)
             case ArtifactError():
                 self.refuse(Refusal(Reason.MODEL_UNAVAILABLE, f"{name}: {error}"), retry_ns=now_ns + RETRY_NS)
             case _:
@@ -118,9 +136,12 @@ class WantedModel:
             return "unloaded"
         return "quarantined" if self.refusal.reason is Reason.QUARANTINED else "refused"
 
-    def status(self) -> ModelStatus:
-        """Return how it stands."""
+    def status(self, quarantines: Iterable[CrashRecord] = ()) -> ModelStatus:
+        """Return how it stands; `quarantines` may be anybody's."""
         resident, installed = self.resident, self.installed
+        detail = resident.detail if resident else self.refusal.detail if self.refusal else ""
+        if resident and self.instead_of and self.instead:
+            detail = detail or f"instead of {self.instead_of.manifest.version}: {self.instead.detail}"
         return ModelStatus(
             name=self.section.name,
             version=installed.manifest.version if installed else self.section.version,
@@ -132,7 +153,9 @@ class WantedModel:
             leases=resident.leases if resident else 0,
             state_resets=resident.state_resets if resident else 0,
             load_ms=resident.load_ns / 1e6 if resident else 0.0,
-            detail=resident.detail if resident else self.refusal.detail if self.refusal else "",
+            detail=detail,
+            wanted_version=self.instead_of.manifest.version if resident and self.instead_of else "",
+            quarantined=tuple(sorted(record.title for record in quarantines if record.model == self.section.name)),
             providers=tuple(resident.workers[0].loaded.providers) if resident and resident.workers else (),
             shrunk=resident.shrunk if resident else 0,
             recycled=resident.recycled if resident else 0,

@@ -183,6 +183,16 @@ class BundleStore:
                 return item
         return None
 
+    def earlier(self, than: Installed) -> list[Installed]:
+        """Return the versions that may stand in for one: what is active, or was before it, then the older, newest first."""
+        name, folder = than.manifest.name, than.path.name
+        choice = self._choices().get(name, Choice(""))
+        before = choice.previous if choice.active == folder else choice.active
+        others = [item for item in self.installed() if item.manifest.name == name and item.path.name != folder]
+        older = [item for item in others if _version_key(item.path.name) < _version_key(folder)]
+        first = [item for item in others if item.path.name == before]
+        return first + [item for item in reversed(older) if item not in first]
+
     def remove(self, name: str, version: str = "") -> list[Installed]:
         """Remove a version (default: every one) of the model and return what was removed.
 

@@ -29,12 +29,14 @@ from edgeinfer.artifact.manifest import (
 )
 from edgeinfer.clock import MonotonicClock
 from edgeinfer.config import ModelSection
+from edgeinfer.execution.crash_book import CrashBook
 from edgeinfer.execution.ledger import MemoryLedger
 from edgeinfer.execution.loader import Loader
 from edgeinfer.execution.local import LocalExecutor
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import CrashNote, ResidentModel
 from edgeinfer.request import Deadlines, InferRequest, Payload, Result, Timeline
+from edgeinfer.store.crashes import CrashFile
 from edgeinfer.store.store import BundleStore, Installed
 from edgeinfer.worker.nursery import Nursery
 from tests.worker import graphs
@@ -188,7 +190,8 @@ async def open_place(
         cancel_grace_ns=100_000_000,
         storage=storage,
     )
-    cache = ModelCache(loader, ledger, clock=clock, on_crash=crashes.append)
+    book = CrashBook(CrashFile(store.state_dir), storage, boot="this boot")
+    cache = ModelCache(loader, ledger, book, clock=clock, on_crash=crashes.append)
     executor = LocalExecutor(cache, where="here", clock=clock.real)
     task = asyncio.create_task(cache.run()) if running else None
     try:

@@ -214,7 +214,7 @@ async def test_a_variant_whose_instructions_are_missing_is_passed_over(place_of:
         variants = [variant("vnni", instruction_sets=["avx2", "avx512_vnni"]), variant("plain")]
         place.install("echo", variants=variants)
         assert (await place.load("echo")).variant.name == "plain"
-        with pytest.raises(ArtifactError, match=r"vnni: avx512_vnni.*rebuild it for this board"):
+        with pytest.raises(ArtifactError, match=r"vnni: .*avx512_vnni.*rebuild it for this board"):
             await place.cache.load(place.want("echo", variant="vnni"))
         assert await place.ask("echo", 2.0) == 2.0, "what was loaded stays when what was asked for cannot be"
         with pytest.raises(ArtifactError, match="has no variant 'fp64'; it has vnni, plain"):
