@@ -50,6 +50,8 @@ class OperatingCost(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     """Microjoules of one run, where the machine has a readable power rail."""
     form: Literal["plain", "prepacked", "mapped"] = "plain"
     """Which compiled form was measured."""
+    covers_largest: bool = False
+    """Whether a request of the largest declared shape was among the runs: else the peak is that of smaller ones."""
 
 
 class Profile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -79,6 +81,18 @@ class Profile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             if (cost.variant, cost.provider, cost.threads) == (variant, provider, threads):
                 return cost
         return None
+
+    def peak_bytes(self, variant: str, *, provider: str, threads: int) -> tuple[int, bool] | None:
+        """Return the most that a worker took with the model as it came, and whether the largest shape was run.
+
+        Of the same thread count where it was measured, else of the one that took most: threads matter little to memory.
+        None when that variant was not measured with that provider.
+        """
+        costs = [
+            cost for cost in self.costs if (cost.variant, cost.provider, cost.form) == (variant, provider, "plain")
+        ]
+        cost = max(costs, key=lambda cost: (cost.threads == threads, cost.load_peak_bytes), default=None)
+        return None if cost is None else (cost.load_peak_bytes, cost.covers_largest)
 
 
 def encode_profile(profile: Profile) -> bytes:

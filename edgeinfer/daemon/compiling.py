@@ -362,4 +362,5 @@ def _operating_cost(cost: FormCost, verdict: Verdict | None, variant: Variant, t
         mapped_bytes=cost.hot_bytes,
         cpu_us_per_run=verdict.cpu_ns // len(runs) // 1000,
         form=cost.form,
+        covers_largest=cost.covers_largest,
     )

@@ -73,11 +73,23 @@ def form_files(form: CompiledForm | None) -> FormFiles | None:
     return FormFiles(form.record.form, form.model_path, mapped)
 
 
-def peak_bytes(form: CompiledForm | None, variant: Variant) -> int:
-    """Return the anonymous memory to reserve for each worker of a variant in that form, mapped weights not included."""
-    if form is None:
+def peak_bytes(form: CompiledForm | None, variant: Variant, measured: tuple[int, bool] | None = None) -> int:
+    """Return the anonymous memory to reserve for each worker of a variant in that form, mapped weights not included.
+
+    `measured` is the peak of the plain form in this device's profile, and whether the largest shape was among what was
+    run; without, the toolchain's figure is all there is to go by.
+    """
+    if form is not None and form.record.form != "plain":
+        return charged_bytes(form.record.cost_of("plain"), form.record.cost, variant.load_peak_bytes)
+    if measured is None:
         return variant.load_peak_bytes
-    return charged_bytes(form.record.cost_of("plain"), form.record.cost, variant.load_peak_bytes)
+    bytes_here, covers_largest = measured
+    return _with_margin(bytes_here) if covers_largest else max(bytes_here, variant.load_peak_bytes)
+
+
+def _with_margin(measured_bytes: int) -> int:
+    """Return a measured peak and a quarter more: what the allocator does differs from run to run."""
+    return measured_bytes + measured_bytes // 4
 
 
 def mapped_weights(form: CompiledForm | None) -> tuple[str, int] | None:
@@ -95,9 +107,9 @@ def charged_bytes(plain: FormCost, chosen: FormCost, declared_peak_bytes: int) -
     """
     if chosen.form == "plain":
         return declared_peak_bytes
-    measured = chosen.peak_bytes + chosen.peak_bytes // 4
-    if chosen.covers_largest:
-        return min(measured, declared_peak_bytes)
+    measured = _with_margin(chosen.peak_bytes)
+    if chosen.covers_largest:  # measured here beats declared elsewhere, where it is more
+        return max(chosen.peak_bytes, min(measured, declared_peak_bytes))
     saved = max(0, plain.steady_bytes - chosen.steady_bytes)
     return min(max(measured, declared_peak_bytes - saved), declared_peak_bytes)
 

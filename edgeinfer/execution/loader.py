@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from edgeinfer.artifact.fitness import unfit
 from edgeinfer.artifact.manifest import Variant
+from edgeinfer.artifact.profile import Profile, read_profile
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
 from edgeinfer.errors import ArtifactError
@@ -57,6 +58,8 @@ class Loader:
         self._cpu_flags = cpu_flags
         self._cancel_grace_ns = cancel_grace_ns
         self._storage = storage
+        self._profiles: dict[str, Profile | None] = {}
+        """What this device has measured of the bundles that were to be loaded, by digest."""
         self._told: set[tuple[str, str]] = set()
         """Variants (by bundle digest) that cannot run here, which the log has said."""
 
@@ -125,10 +128,12 @@ class Loader:
     async def form(self, installed: Installed, variant: Variant) -> CompiledForm | None:
         """Return the form that this device has compiled for the variant, None when it is loaded as it came.
 
-        Only one for this very CPU and runtime, with every byte as it was written.
+        Only one for this very CPU and runtime, with every byte as it was written. Reads the device's profile of the
+        bundle as well, which `cost_bytes` and `open` then go by.
         """
         runtime = self._nursery.snapshot().onnxruntime
         key = form_key(installed.digest, variant, onnxruntime=runtime, cpu_flags=self._cpu_flags)
+        self._profiles[installed.digest] = await self._read(functools.partial(self._profile, installed.digest))
         return await self._read(functools.partial(self._sound_form, key))
 
     async def forget_form(self, form: CompiledForm) -> None:
@@ -143,7 +148,7 @@ class Loader:
         Without the weights that they map: those are charged once.
         """
         limits = limits_for(installed.manifest, cancel_grace_ns=self._cancel_grace_ns)
-        return section.workers * (peak_bytes(form, variant) + limits.max_slot_bytes)
+        return section.workers * (self._peak_bytes(section, installed, variant, form) + limits.max_slot_bytes)
 
     async def open(
         self,
@@ -164,13 +169,15 @@ class Loader:
         """
         limits = limits_for(installed.manifest, cancel_grace_ns=self._cancel_grace_ns)
 
+        worker_bytes = self._peak_bytes(section, installed, variant, form)
+
         async def start_worker() -> Worker:
             spec = load_spec(
                 installed.manifest,
                 installed.path,
                 variant.name,
                 threads=section.threads,
-                reservation_bytes=peak_bytes(form, variant),
+                reservation_bytes=worker_bytes,
                 cpus=self.cpus,
                 files=form_files(form),
             )
@@ -196,6 +203,30 @@ class Loader:
             section.threads, resident.load_ns / 1e6, resident.reserved_bytes,
         )  # fmt: skip
         return resident
+
+    def _peak_bytes(
+        self, section: ModelSection, installed: Installed, variant: Variant, form: CompiledForm | None
+    ) -> int:
+        profile = self._profiles.get(installed.digest)
+        provider = variant.providers[0]
+        if profile is None:
+            return peak_bytes(form, variant)
+        measured = profile.peak_bytes(variant.name, provider=provider, threads=section.threads)
+        return peak_bytes(form, variant, measured)
+
+    def _profile(self, digest: str) -> Profile | None:
+        """Return this device's profile of a bundle, None without one that was measured with this CPU and runtime."""
+        path = self._store.profile_path(digest)
+        if not path.exists():
+            return None
+        try:
+            profile = read_profile(path)
+        except ArtifactError as error:
+            _log.warning("profile given up, charging what the bundle says: %s", error)
+            return None
+        runtime = self._nursery.snapshot().onnxruntime
+        fits = profile.onnxruntime == runtime and self._cpu_flags == frozenset(profile.cpu_flags)
+        return profile if fits and profile.origin == "measured" and profile.bundle_digest == digest else None
 
     def _sound_form(self, key: FormKey) -> CompiledForm | None:
         form = self._compiled.find(key)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from edgeinfer.execution.compiled import LATENCY_MARGIN, charged_bytes, choose_form
+from edgeinfer.artifact.manifest import Variant
+from edgeinfer.execution.compiled import LATENCY_MARGIN, charged_bytes, choose_form, peak_bytes
 from edgeinfer.store.compiled import FormCost
 
 MIB = 1 << 20
@@ -114,5 +115,25 @@ def test_charge_takes_only_the_weights_off_what_is_declared_when_it_was_not() ->
 
 
 @given(st.builds(but, st.just(PREPACKED), peak_bytes=st.integers(0, 1 << 31), covers_largest=st.booleans()))
-def test_charge_is_never_more_than_what_is_declared(cost: FormCost) -> None:
-    assert 0 <= charged_bytes(PLAIN, cost, 300 * MIB) <= 300 * MIB
+def test_charge_is_never_more_than_what_is_declared_unless_more_was_measured_here(cost: FormCost) -> None:
+    charged = charged_bytes(PLAIN, cost, 300 * MIB)
+    assert 0 <= charged <= max(300 * MIB, cost.peak_bytes)
+    assert not cost.covers_largest or charged >= cost.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("measured", "charged"),
+    [
+        (None, 300),  # nothing was measured here: what the toolchain says
+        ((200, True), 250),  # the largest shape was run: its peak and a quarter
+        ((290, True), 362),
+        ((200, False), 300),  # smaller shapes were: they say nothing about the largest ...
+        ((310, False), 310),  # ... unless they took more already
+    ],
+)
+def test_a_model_as_it_came_is_charged_by_what_was_measured_here(
+    measured: tuple[int, bool] | None, charged: int
+) -> None:
+    variant = Variant(name="fp32", file="model.onnx", quality=1.0, load_peak_bytes=300 * MIB, steady_bytes=MIB)
+    here = None if measured is None else (measured[0] * MIB, measured[1])
+    assert peak_bytes(None, variant, here) // MIB == charged

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from edgeinfer.artifact.manifest import TensorSpec
+from edgeinfer.artifact.profile import Latency, OperatingCost, Profile
 from edgeinfer.execution.resident import ResidentModel
 from edgeinfer.request import Expired, Refusal, Result
 from edgeinfer.sensors.process import process_memories
@@ -160,3 +162,32 @@ async def test_only_the_one_that_has_outgrown_is_replaced(place: Place) -> None:
     await place.until(first.died.done)
     assert second in model.workers
     assert len(model.workers) == 2
+
+
+async def test_the_devices_own_profile_beats_the_bundles_figure_for_this_runtime_only(place: Place) -> None:
+    installed = place.install("eye", graphs.convolutions(), PICTURE, peak_bytes=PEAK_BYTES)
+    declared = (await place.load("eye")).reservation.size_bytes
+    latency = Latency(p50_us=1, p90_us=1, p99_us=1, mean_us=1, runs=1)
+    here = OperatingCost(
+        variant="fp32", provider="CPUExecutionProvider", threads=1, latency=latency, load_ms=1.0,
+        load_peak_bytes=40 * MIB, steady_bytes=30 * MIB, covers_largest=True,
+    )  # fmt: skip
+    runtime = place.nursery.snapshot().onnxruntime
+    profile = Profile(
+        schema=1, model="eye", version="1.0.0", bundle_digest=installed.digest, board="", machine="", cpu_flags=[],
+        onnxruntime=runtime, origin="measured", costs=[here],
+    )  # fmt: skip
+    for written, charged in (
+        (profile, declared - PEAK_BYTES + 50 * MIB),
+        (structs.replace(profile, onnxruntime="1.0.0"), declared),
+        (structs.replace(profile, cpu_flags=["avx512f"]), declared),
+        (structs.replace(profile, origin="estimated"), declared),
+    ):
+        place.store.write_profile(written)
+        await place.cache.unload("eye")
+        model = await place.load("eye")
+        assert model.reservation.size_bytes == charged
+        assert model.workers[0].spec.arena_max_bytes == charged - declared + PEAK_BYTES
+    place.store.profile_path(installed.digest).write_text("garbage")
+    await place.cache.unload("eye")
+    assert (await place.load("eye")).reservation.size_bytes == declared
