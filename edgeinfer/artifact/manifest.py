@@ -11,7 +11,6 @@ Format rules: docs/bundle.md. A change that an older device would misread raises
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
@@ -285,6 +284,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def bundle_digest(manifest_bytes: bytes) -> str:
     """Return the bundle digest: the hex sha256 of manifest.json."""
+    import hashlib  # noqa: PLC0415 - OpenSSL, with it; zygote and workers read manifests' types only
+
     return hashlib.sha256(manifest_bytes).hexdigest()
 
 

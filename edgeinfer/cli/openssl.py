@@ -16,7 +16,7 @@ _OWN_SHA256 = ("_sha256", "_sha2")
 
 
 def keep_out() -> None:
-    """Have imports of `ssl` fail from now on, and `hashlib` use Python's own digests, unless they are loaded already."""
+    """Have `import ssl` fail from now on, and `hashlib` use Python's own digests, unless they are loaded already."""
     has_own = any(importlib.util.find_spec(name) is not None for name in _OWN_SHA256)
     for name in _WITH_OPENSSL:
         if name not in sys.modules and (has_own or name != "_hashlib"):  # a build may leave its own digests out

@@ -8,10 +8,17 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from edgeinfer.cli import openssl
 from edgeinfer.cli.arguments import DEFAULT_CONFIG, DEFAULT_NEARBY_CONFIG, Commands
 from edgeinfer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgeinfer.config import MqttSection
+    from edgeinfer.worker.hatch import Hatched
 
 _log = logging.getLogger(__name__)
 
@@ -48,25 +55,51 @@ def _set_up_logging(level: str) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from edgeinfer.config import doubts, load_device_config
+    openssl.keep_out()
+    hatched = _hatch()
+    from edgeinfer.daemon.reading import in_child, read_device
+
+    reading = in_child(partial(read_device, args.config))
     from edgeinfer.daemon.service import run_device
 
-    config = load_device_config(args.config)
+    found = reading()
     _set_up_logging(args.log_level)
-    for doubt in doubts(config):
+    for doubt in found.doubts:
         _log.warning("%s: %s", args.config, doubt)
+    _let_in_for(found.config.mqtt)
     with _blaming(args.config):
-        return run_device(config)
+        return run_device(found.config, found.board, hatched=hatched)
 
 
 def _nearby(args: argparse.Namespace) -> int:
-    from edgeinfer.config import load_nearby_config
+    openssl.keep_out()
+    hatched = _hatch()
+    from edgeinfer.daemon.reading import in_child, read_nearby
+
+    reading = in_child(partial(read_nearby, args.config))
     from edgeinfer.daemon.nearby_service import run_nearby
 
-    config = load_nearby_config(args.config)
+    config = reading()
     _set_up_logging(args.log_level)
+    _let_in_for(config.mqtt)
     with _blaming(args.config):
-        return run_nearby(config)
+        return run_nearby(config, hatched=hatched)
+
+
+def _hatch() -> Hatched | None:
+    """Start the zygote before anything that takes long: it imports the runtime while we import the service."""
+    from edgeinfer.worker.hatch import hatch
+
+    with contextlib.suppress(OSError):  # the service tries again, and says why not
+        return hatch()
+    return None
+
+
+def _let_in_for(mqtt: MqttSection) -> None:
+    """Let OpenSSL in where a connection is encrypted."""
+    brokers = (mqtt.site, mqtt.fleet)
+    if any(broker is not None and (broker.tls_ca or broker.tls_cert) for broker in brokers):
+        openssl.let_in()
 
 
 @contextlib.contextmanager

@@ -5,16 +5,13 @@ Owns no decisions: which room does what is the rooms' own business. How the whol
 
 from __future__ import annotations
 
-import dataclasses
-import platform
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
 from edgeinfer import __version__
-from edgeinfer.artifact.board import Board, find_board, known_boards, load_board
+from edgeinfer.artifact.board import Board
 from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.clock import Clock
 from edgeinfer.config import DeviceConfig, JsonLinesSink, SinkSection
@@ -24,7 +21,6 @@ from edgeinfer.daemon.actions import DeviceActions
 from edgeinfer.daemon.figures import gateway_figures, loop_figures
 from edgeinfer.daemon.host import ModelHost
 from edgeinfer.daemon.identity import default_id
-from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.execution.local import LocalExecutor
 from edgeinfer.execution.offload import KnownModel, OffloadExecutor
 from edgeinfer.execution.resident import CrashNote
@@ -46,21 +42,22 @@ from edgeinfer.sensors.sampling import BoardSensors
 from edgeinfer.telemetry.publisher import Publisher, make_will
 from edgeinfer.telemetry.report import Identity
 from edgeinfer.telemetry.snapshot import Snapshot, accounting_figures
+from edgeinfer.worker.hatch import Hatched
 
 
 class Device:
     """Everything one daemon consists of. Loop thread only; made inside the running loop."""
 
-    def __init__(self, config: DeviceConfig, *, clock: Clock) -> None:
+    def __init__(self, config: DeviceConfig, board: Board, *, clock: Clock, hatched: Hatched | None = None) -> None:
         """Make every room; nothing runs before `service` starts the tasks.
 
         Raises:
-            ConfigError: the board can't be found, or the CPUs that were asked for are not there.
+            ConfigError: the CPUs that were asked for are not there.
         """
         self.config = config
         self.clock = clock
         self.phase = "starting"
-        self.board = _board(config)
+        self.board = board
         self.sensors = BoardSensors(
             config.paths.sys_root,
             config.paths.proc_root,
@@ -79,6 +76,7 @@ class Device:
             clock=clock,
             sys_root=config.paths.sys_root,
             proc_root=config.paths.proc_root,
+            hatched=hatched,
         )
         self.cache = self.host.cache
         self.accounting = Accounting()
@@ -210,7 +208,7 @@ class Device:
             onnxruntime=runtime.onnxruntime,
             providers=runtime.providers,
             runtime_problem=runtime.reason,
-            storage_degraded=self.journal.degraded or self.host.storage.is_stuck,
+            storage_degraded=self.journal.degraded or self.cache.is_forgetful or self.host.storage.is_stuck,
             gateway=gateway_figures(self.gateway.snapshot()),
             sensor_matters=self.config.thermal.enabled and self.board.thermal.fault_duty_cycle < 1,
         )
@@ -264,27 +262,3 @@ class Device:
     def close(self) -> None:
         """Give back what is not a task."""
         self.sensors.close()
-
-
-def _board(config: DeviceConfig) -> Board:
-    """Return the board that the configuration means: `auto`, a path, or a name.
-
-    Raises:
-        ConfigError: there is none, or its file is wrong.
-    """
-    named = config.board
-    if named == "auto":
-        path = find_board(proc_root=config.paths.proc_root, machine=platform.machine())
-    elif named.endswith(".toml") or "/" in named:
-        path = Path(named)
-    else:
-        boards = known_boards()
-        if named not in boards:
-            text = f"no board {named!r}; known are {', '.join(boards)}, or give a path to a .toml file"
-            raise ConfigError("board", (Problem("board", text),))
-        path = boards[named]
-    board = load_board(path)
-    if config.thermal.zones is not None:
-        thermal = dataclasses.replace(board.thermal, zones=config.thermal.zones)
-        board = dataclasses.replace(board, thermal=thermal)
-    return board

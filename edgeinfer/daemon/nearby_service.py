@@ -8,7 +8,7 @@ import os
 
 from edgeinfer.clock import NS_PER_S, Clock, MonotonicClock
 from edgeinfer.config import NearbyConfig
-from edgeinfer.daemon import descriptors
+from edgeinfer.daemon import allocator, descriptors
 from edgeinfer.daemon.host import ModelHost
 from edgeinfer.daemon.identity import default_id
 from edgeinfer.daemon.lifecycle import cancel, drain, run_until_signal, until
@@ -25,6 +25,7 @@ from edgeinfer.nearby.judge import ServedModel
 from edgeinfer.nearby.server import NearbyServer
 from edgeinfer.request import Outcome
 from edgeinfer.scheduling.scheduler import Scheduler
+from edgeinfer.worker.hatch import Hatched
 
 _log = logging.getLogger(__name__)
 
@@ -32,20 +33,21 @@ _DEFAULT_RESERVE_BYTES = 256 << 20
 _MEMORY_PERIOD_NS = NS_PER_S
 
 
-def run_nearby(config: NearbyConfig) -> int:
+def run_nearby(config: NearbyConfig, *, hatched: Hatched | None = None) -> int:
     """Run until SIGTERM, SIGINT or SIGQUIT and return the exit status.
 
     Raises:
         EdgeInferError: it could not start.
     """
     descriptors.raise_limit(workers=sum(model.workers for model in config.model), loops=0)
-    return run_until_signal(lambda stop: _serve(config, stop))
+    allocator.use_one_arena()
+    return run_until_signal(lambda stop: _serve(config, hatched, stop))
 
 
 class Nearby:
     """Everything one nearby service consists of. Loop thread only; made inside the running loop."""
 
-    def __init__(self, config: NearbyConfig, *, clock: Clock) -> None:
+    def __init__(self, config: NearbyConfig, *, clock: Clock, hatched: Hatched | None = None) -> None:
         """Make every room; nothing runs before `_serve` starts the tasks.
 
         Raises:
@@ -62,6 +64,7 @@ class Nearby:
             reserve_bytes=_DEFAULT_RESERVE_BYTES if config.memory.reserve is None else config.memory.reserve,
             on_crash=_tell_crash,
             clock=clock,
+            hatched=hatched,
         )
         self.topics = Topics(config.mqtt.prefix, config.site, config.name or default_id())
         self.scheduler = Scheduler(
@@ -119,10 +122,10 @@ class Nearby:
             await asyncio.sleep(_MEMORY_PERIOD_NS / NS_PER_S)
 
 
-async def _serve(config: NearbyConfig, stop: asyncio.Event) -> None:
+async def _serve(config: NearbyConfig, hatched: Hatched | None, stop: asyncio.Event) -> None:
     clock = MonotonicClock()
     notifier = Notifier.from_environ(os.environ)
-    nearby = Nearby(config, clock=clock)
+    nearby = Nearby(config, clock=clock, hatched=hatched)
     try:
         async with nearby.host.running(), asyncio.TaskGroup() as group:
             async with extended_start(notifier, clock=clock):
@@ -133,6 +136,7 @@ async def _serve(config: NearbyConfig, stop: asyncio.Event) -> None:
                 tasks.append(group.create_task(nearby.link.run(), name="link[site]"))
                 notifier.ready(f"{len(nearby.served())} models served")
                 _log.info("running nearby=%s models=%d", nearby.topics.device, len(nearby.served()))
+                allocator.settle()
                 await stop.wait()
             async with extended_start(notifier, clock=clock):
                 notifier.stopping("draining")

@@ -14,12 +14,14 @@ import os
 from collections.abc import Coroutine
 from typing import Any
 
+from edgeinfer.artifact.board import Board
 from edgeinfer.clock import NS_PER_S, MonotonicClock
 from edgeinfer.config import DeviceConfig
-from edgeinfer.daemon import descriptors
+from edgeinfer.daemon import allocator, descriptors
 from edgeinfer.daemon.device import Device
 from edgeinfer.daemon.lifecycle import cancel, drain, run_until_signal, until
 from edgeinfer.daemon.systemd import Notifier, Watchdog, extended_start
+from edgeinfer.worker.hatch import Hatched
 
 _log = logging.getLogger(__name__)
 
@@ -29,20 +31,21 @@ _LAST_WORDS_S = 1.0
 """For callers who are slow to read the end of their request."""
 
 
-def run_device(config: DeviceConfig) -> int:
+def run_device(config: DeviceConfig, board: Board, *, hatched: Hatched | None = None) -> int:
     """Run until SIGTERM, SIGINT or SIGQUIT and return the exit status.
 
     Raises:
         EdgeInferError: it could not start.
     """
     descriptors.raise_limit(workers=sum(model.workers for model in config.model), loops=len(config.loop))
-    return run_until_signal(lambda stop: _serve(config, stop))
+    allocator.use_one_arena()
+    return run_until_signal(lambda stop: _serve(config, board, hatched, stop))
 
 
-async def _serve(config: DeviceConfig, stop: asyncio.Event) -> None:
+async def _serve(config: DeviceConfig, board: Board, hatched: Hatched | None, stop: asyncio.Event) -> None:
     clock = MonotonicClock()
     notifier = Notifier.from_environ(os.environ)
-    device = Device(config, clock=clock)
+    device = Device(config, board, clock=clock, hatched=hatched)
     try:
         async with device.host.running(), asyncio.TaskGroup() as group:
             async with extended_start(notifier, clock=clock):
@@ -57,6 +60,7 @@ async def _serve(config: DeviceConfig, stop: asyncio.Event) -> None:
                 notifier.ready(_status(device))
                 _log.info("running device=%s board=%s", device.topics.device, device.board.name)
                 device.publisher.wake()
+                allocator.settle()
                 await stop.wait()
             async with extended_start(notifier, clock=clock):
                 drained = await _leave(device, notifier, loops, tasks)

@@ -1,8 +1,8 @@
 """Own the zygote, and fork workers from it.
 
-Daemon's side. Starts the zygote with the environment that ONNX Runtime must see before its import, restarts it when
-it dies (its workers live on: they are the daemon's children), and turns a runtime that cannot be imported into a state
-and a typed error instead of a crash loop. What a worker is asked to do is `worker`'s.
+Daemon's side. Follows the zygote, restarts it when it dies (its workers live on: they are the daemon's children), and
+turns a runtime that cannot be imported into a state and a typed error instead of a crash loop. How its process is
+started is `hatch`'s; what a worker is asked to do is `worker`'s.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import os
 import signal
 import socket
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from edgeinfer.clock import NS_PER_S, LoopClock
 from edgeinfer.errors import InternalError, ProtocolError, RuntimeUnusable, SessionError
 from edgeinfer.worker import lineage
 from edgeinfer.worker.channel import DaemonEnd, close_all, make_pair
+from edgeinfer.worker.hatch import Hatched, hatch
 from edgeinfer.worker.lineage import Child, ExitStatus
 from edgeinfer.worker.messages import (
     PROTOCOL,
@@ -43,14 +42,6 @@ Awaited = TypeVar("Awaited")
 
 _log = logging.getLogger(__name__)
 
-_ENVIRONMENT: Final = {
-    "ORT_DISABLE_TELEMETRY": "1",  # the Linux wheel else starts a thread at import, which makes a fork unsafe
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",  # numpy's OpenBLAS else starts a pool at import
-    "MALLOC_ARENA_MAX": "2",  # each thread's own malloc arena would keep freed memory from the others
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-_ZYGOTE_FD: Final = 3
 _STEADY_NS: Final = 10 * NS_PER_S
 """A zygote that lived this long was healthy: the next restart is immediate again."""
 _CLOSE_GRACE_S: Final = 1.0
@@ -114,7 +105,7 @@ class Nursery:
 
     Loop thread only, and the main one: a zygote dies with the *thread* that started it. `start` makes the daemon a
     child subreaper and never raises because of the runtime: an unusable one is a state. `environment` is added to
-    what the zygote inherits.
+    what the zygote inherits. `hatched` is the first zygote, where somebody has started it already.
     """
 
     def __init__(
@@ -124,6 +115,7 @@ class Nursery:
         import_timeout_ns: int = 60 * NS_PER_S,
         cool_down_ns: int = 300 * NS_PER_S,
         python: str = sys.executable,
+        hatched: Hatched | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = LoopClock(self._loop)
@@ -131,6 +123,7 @@ class Nursery:
         self._import_timeout_ns = import_timeout_ns
         self._cool_down_ns = cool_down_ns
         self._python = python
+        self._hatched = hatched
         self._tokens = itertools.count(1)
         self._state = NurseryState.CLOSED
         self._reason = ""
@@ -274,18 +267,18 @@ class Nursery:
             _log.error("runtime unusable reason=%r", self._reason)
 
     def _start_process(self) -> tuple[Child, socket.socket]:
-        """Start the process; returned with our end of its channel.
+        """Start the process, or take the one that was started before us; returned with our end of its channel.
 
         Raises:
             OSError: it cannot be started, or not be followed; nothing is left of it.
         """
-        ours, theirs = make_pair()
+        hatched, self._hatched = self._hatched, None
+        if hatched is None:
+            hatched = hatch(python=self._python, environment=self._environment)
         try:
-            with theirs:
-                pid = self._posix_spawn(theirs.fileno())
-            return self._follow(pid), ours
+            return self._follow(hatched.pid), hatched.sock
         except BaseException:
-            ours.close()
+            hatched.sock.close()
             raise
 
     def _follow(self, pid: int) -> Child:
@@ -301,20 +294,6 @@ class Nursery:
                 os.kill(pid, signal.SIGKILL)  # not reaped yet, so that it is nobody else
             self._later(_SWEEPS_S[0], functools.partial(_reap, pid))
             raise
-
-    def _posix_spawn(self, channel_fd: int) -> int:
-        return os.posix_spawn(
-            self._python,
-            [self._python, "-P", "-m", "edgeinfer.worker.zygote", str(_ZYGOTE_FD), str(os.getpid())],
-            _zygote_environment(self._environment),
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, channel_fd, _ZYGOTE_FD),
-            ],
-            setpgroup=0,  # a Ctrl-C at the terminal is for the daemon alone
-            setsigmask=[],
-            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
-        )
 
     def _adopt(self, child: Child, ours: socket.socket) -> None:
         zygote: _Zygote
@@ -454,13 +433,3 @@ class Nursery:
 def _reap(pid: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-def _zygote_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the daemon's environment with what the import needs, and the way to this very package."""
-    environment = {**os.environ, **_ENVIRONMENT}
-    home = str(Path(__file__).resolve().parents[2])
-    if home not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{home}{os.pathsep}{inherited}" if inherited else home
-    return {**environment, **extra}
