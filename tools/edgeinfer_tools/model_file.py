@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import TensorProto, shape_inference
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from edgeinfer.errors import SessionError
 from edgeinfer_tools.faults import ModelRefused, plain
@@ -94,6 +95,84 @@ def name_nodes(model: onnx.ModelProto) -> None:
             numbers[node.op_type] += 1
             if candidate not in taken:
                 node.name = candidate
+
+
+def with_plain_biases(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with every constant bias of a Gemm as a vector, one number per column, or as an Add behind it.
+
+    ONNX lets a bias be broadcast; the static quantizer takes it for a vector, and dies of any other.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    constants = {item.name: item for item in made.graph.initializer}
+    nodes = []
+    for node in made.graph.node:
+        nodes.append(node)
+        if node.op_type != "Gemm" or len(node.input) < 3 or not {*node.input[1:]} <= constants.keys():
+            continue
+        turned = any(item.name == "transB" and item.i for item in node.attribute)
+        columns = constants[node.input[1]].dims[0 if turned else 1]
+        bias = numpy_helper.to_array(constants[node.input[2]])
+        if bias.shape == (columns,):
+            continue
+        if bias.size in {1, columns} and bias.shape[:-1] in {(), (1,)}:
+            name = f"{node.input[2]}.edgeinfer.{columns}"
+            if name not in constants:
+                made.graph.initializer.append(
+                    numpy_helper.from_array(np.broadcast_to(bias.reshape(-1), (columns,)).copy(), name)
+                )
+                constants[name] = made.graph.initializer[-1]
+            node.input[2] = name
+        elif not any(item.name == "beta" and item.f != 1 for item in node.attribute):
+            product = f"{node.output[0]}.edgeinfer.product"
+            behind = helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=f"{node.name}.bias")
+            del node.input[2]
+            node.output[0] = product
+            nodes.append(behind)
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del made.graph.node[:]
+    made.graph.node.extend(copies)
+    return made
+
+
+def with_own_axes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with a copy of a weight for each axis along which its users count output channels.
+
+    A tensor has scales along one axis. A Gemm that takes the same weight turned gets scales along its inputs then,
+    which the runtime's fused 8-bit kernels apply to its outputs: silently wrong.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    constants = {item.name: item for item in made.graph.initializer}
+    axes: dict[str, int] = {}
+    for node in made.graph.node:
+        axis = _channel_axis(node)
+        if axis is None or node.input[1] not in constants:
+            continue
+        name = node.input[1]
+        if axes.setdefault(name, axis) == axis:
+            continue
+        copy = f"{name}.edgeinfer.axis{axis % 4}"
+        if copy not in constants:
+            made.graph.initializer.append(constants[name])
+            made.graph.initializer[-1].name = copy
+            constants[copy] = made.graph.initializer[-1]
+        node.input[1] = copy
+    return made
+
+
+def _channel_axis(node: onnx.NodeProto) -> int | None:
+    """Return the axis of its weight along which a node's output channels lie, counted from the end for matrices."""
+    match node.op_type:
+        case "Conv":
+            return 0
+        case "ConvTranspose":
+            return 1
+        case "MatMul":
+            return -1
+        case "Gemm":
+            return -2 if any(item.name == "transB" and item.i for item in node.attribute) else -1
+    return None
 
 
 def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:

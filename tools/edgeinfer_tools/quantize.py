@@ -36,6 +36,8 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 POOR_RATIO = 0.6
 """An 8-bit file that is larger than this share of the float one was hardly quantized."""
+LARGE_DISAGREEMENT = 0.1
+"""Share of the largest output by which fused kernels may differ from the plain graph; a step or two of 8 bits is 1 %."""
 _TYPES = {"u8": "QUInt8", "s8": "QInt8", "u16": "QUInt16", "s16": "QInt16"}
 
 
@@ -111,14 +113,22 @@ def quantize(model_path: Path, scheme: Scheme, target: Target, calibration: Cali
             _copy(model_path, Path(folder), out.name)
         else:
             model_file.save(made.model, staged)
-        runtime = smoke(staged, calibration.probe, calibration.state)
+        proof = smoke(staged, calibration.probe, calibration.state)
+        runtime = proof.onnxruntime
         if target.runtime_python is not None:
-            runtime = smoke(staged, calibration.probe, calibration.state, python=target.runtime_python)
+            python = target.runtime_python
+            runtime = smoke(staged, calibration.probe, calibration.state, python=python).onnxruntime
         kept = coverage(work, made.model)
         size, before = model_file.size_bytes(staged), model_file.size_bytes(model_path)
         copies = duplicates(source, made.model)
         for item in sorted(Path(folder).iterdir(), key=lambda path: path == staged):  # the model last, its data first
             item.replace(out.parent / item.name)
+    notes = [*made.notes, *_notes(scheme, target, (size, before), kept, copies)]
+    if proof.disagreement > LARGE_DISAGREEMENT:
+        notes.append(
+            f"its outputs change by {proof.disagreement:.0%} of their largest value when the runtime optimises the "
+            "graph: this machine's 8-bit kernels compute something else than the graph says"
+        )
     exact = not scheme.quantized or scheme.unsigned_weights or scheme.method == "weights"
     return Quantized(
         scheme=scheme,
@@ -132,7 +142,7 @@ def quantize(model_path: Path, scheme: Scheme, target: Target, calibration: Cali
         instruction_sets=() if exact or scheme.reduced_range else target.weights.instruction_sets,
         runtime=runtime,
         seconds=time.monotonic() - began,
-        notes=(*made.notes, *_notes(scheme, target, (size, before), kept, copies)),
+        notes=tuple(notes),
     )
 
 
@@ -201,16 +211,22 @@ def convert(model_path: Path, source: onnx.ModelProto, scheme: Scheme, calibrati
 def _dynamic(source: onnx.ModelProto, scheme: Scheme) -> _Made:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    # The quantizer turns Gemm into MatMul first, under another name.
+    kept = [name for node in scheme.exclude for name in (node, f"{node}_MatMul")]
+    types = set(scheme.op_types)
+    if "Gemm" in types and "MatMul" not in types:
+        types.add("MatMul")
+        nodes = (node for graph in model_file.graphs(source.graph) for node in graph.node)
+        kept += [node.name for node in nodes if node.op_type == "MatMul"]
     with _written(model_file.infer_types(source)) as (path, made):
         quantize_dynamic(
             path,
             made,
-            op_types_to_quantize=list(scheme.op_types),
+            op_types_to_quantize=sorted(types),
             per_channel=scheme.per_channel,
             reduce_range=scheme.reduced_range,
             weight_type=QuantType.QUInt8 if scheme.unsigned_weights else QuantType.QInt8,
-            # It turns Gemm into MatMul first, under another name.
-            nodes_to_exclude=[name for node in scheme.exclude for name in (node, f"{node}_MatMul")],
+            nodes_to_exclude=kept,
             use_external_data_format=source.ByteSize() >= model_file.EXTERNAL_FROM_BYTES,
             extra_options={"EnableSubgraph": _has_bodies(source)},
         )
@@ -220,7 +236,8 @@ def _dynamic(source: onnx.ModelProto, scheme: Scheme) -> _Made:
 def _static(model_path: Path, source: onnx.ModelProto, scheme: Scheme, calibration: Calibration) -> _Made:
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-    typed = model_file.infer_types(source)
+    fit = model_file.with_plain_biases(source)
+    typed = model_file.infer_types(model_file.with_own_axes(fit) if scheme.per_channel else fit)
     histograms = scheme.calibrator != "minmax"
     statistics = calibration.statistics(model_path, typed, scheme.op_types, histograms=histograms)
     ranges = statistics.ranges(scheme.calibrator, scheme.percentile)
@@ -308,7 +325,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-_COPY = re.compile(r"(?:_Transposed(?:_\d+)?)?(?:_quantized|_Q[248]|\.edgeinfer\.transposed_Q[248])?")
+_COPY = re.compile(r"(?:_Transposed(?:_\d+)?|\.edgeinfer\.(?:axis\d|transposed))?(?:_quantized|_Q[248])?")
 
 
 def duplicates(source: onnx.ModelProto, made: onnx.ModelProto) -> tuple[Duplicate, ...]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,18 @@ from edgeinfer_tools.samples import NUMPY_TYPES, Array
 TIMEOUT_S = 300
 
 
-def smoke(model: Path, inputs: Mapping[str, Array], state: list[StateSpec], *, python: Path | None = None) -> str:
-    """Return the version of the runtime in which the model loads and runs, at both ends of the optimiser's range.
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A model loaded and ran, without and with graph optimisation."""
+
+    onnxruntime: str
+    """The version in which it did."""
+    disagreement: float
+    """Largest difference between the two, as a share of the largest output."""
+
+
+def smoke(model: Path, inputs: Mapping[str, Array], state: list[StateSpec], *, python: Path | None = None) -> Proof:
+    """Return when the model loads and runs, at both ends of the optimiser's range.
 
     `python` is the interpreter that has the runtime; this one when it is None.
 
@@ -64,4 +75,4 @@ def smoke(model: Path, inputs: Mapping[str, Array], state: list[StateSpec], *, p
     if "reason" in answer:
         where = f"onnxruntime {answer['onnxruntime']}: " if python is not None else ""
         raise SessionError(answer["reason"], f"{model.name}: {where}{plain(answer['detail'])}")
-    return str(answer["onnxruntime"])
+    return Proof(str(answer["onnxruntime"]), float(answer["disagreement"]))
