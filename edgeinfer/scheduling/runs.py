@@ -225,13 +225,14 @@ class Runs:
             estimate=estimate,
             cores=cores,
             slowdown=slowdown(estimate.cores, self.cores) if local else 1.0,
-            express=local and self._pace.by_express(estimate.p50_ns * cores, now_ns),
+            express=local and self._pace.limited and self._pace.by_express(estimate.p50_ns * cores, now_ns),
             started_ns=now_ns,
         )
 
     def _add(self, run: Run, now_ns: int) -> None:
         """Count a run in that has just been handed over."""
-        self._pace = self._pace.spent(run.estimate.p50_ns * run.cores, now_ns, express=run.express)
+        if self._pace.limited:
+            self._pace = self._pace.spent(run.estimate.p50_ns * run.cores, now_ns, express=run.express)
         run.ticket.stage = Stage.RUNNING
         self._runs[run.ticket.request.id] = run
         if run.cores:
@@ -301,8 +302,9 @@ class Runs:
         run.is_released = True
         del self._runs[run.ticket.request.id]
         self._here.pop(run.ticket.request.id, None)
-        beyond_ns = run.used_ns(now_ns) - run.estimate.p50_ns
-        self._pace = self._pace.spent(beyond_ns * run.cores, now_ns, express=run.express)
+        if self._pace.limited:
+            beyond_ns = run.used_ns(now_ns) - run.estimate.p50_ns
+            self._pace = self._pace.spent(beyond_ns * run.cores, now_ns, express=run.express)
         self._changed()
 
     def _let_go(self, run: Run, task: asyncio.Task[None]) -> None:

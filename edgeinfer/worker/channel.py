@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES: Final = 128 << 10
 """Largest message; below the kernel's default send buffer (208 KiB), so that one always fits."""
 MAX_MESSAGE_FDS: Final = 4
-_READS_PER_WAKE: Final = 32  # so that one talkative worker cannot starve the loop
-_READS_AFTER_END: Final = 16
+_READS_AFTER_END: Final = 512
 _FD_BYTES: Final = array.array("i").itemsize
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_MESSAGE_FDS * _FD_BYTES)
 
 Received = TypeVar("Received")
 Sent = TypeVar("Sent", bound=msgspec.Struct)
@@ -48,15 +48,19 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def _ancillary(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
+def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send one packet; a packet is sent whole or not at all."""
+    if fds:
+        sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())])
+    else:
+        sock.send(data)
 
 
 def _receive(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, list[int]]:
     """Read one packet into `buffer`; an empty one means the end. Truncation is a protocol error."""
-    count, ancillary, flags, _ = sock.recvmsg_into(
-        [buffer], socket.CMSG_SPACE(MAX_MESSAGE_FDS * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
-    )
+    count, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    if not ancillary and not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        return memoryview(buffer)[:count], []
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -126,7 +130,7 @@ class DaemonEnd(Generic[Received, Sent]):
         data = _encode(self._encoder, message)
         if not self._out:
             try:
-                self._sock.sendmsg([data], _ancillary(fds))
+                _send(self._sock, data, fds)
             except BlockingIOError:
                 pass
             except OSError as error:
@@ -141,8 +145,8 @@ class DaemonEnd(Generic[Received, Sent]):
     def drain(self) -> None:
         """Deliver what a process that has ended still sent, before its end is acted upon."""
         for _ in range(_READS_AFTER_END):
-            if self._open:
-                self._read()
+            if not self._read():
+                return
 
     def close(self) -> None:
         """Close our end: the other side reads the end of the stream. Idempotent."""
@@ -160,7 +164,7 @@ class DaemonEnd(Generic[Received, Sent]):
         while self._out:
             data, fds = self._out[0]
             try:
-                self._sock.sendmsg([data], _ancillary(fds))
+                _send(self._sock, data, fds)
             except BlockingIOError:
                 return
             except ConnectionError:  # it ended; how is its exit status to tell
@@ -173,27 +177,31 @@ class DaemonEnd(Generic[Received, Sent]):
             close_all(fds)
         self._loop.remove_writer(self._sock.fileno())
 
-    def _read(self) -> None:
-        for _ in range(_READS_PER_WAKE):
-            if not self._open:
-                return  # closed by the receiver of the message before
-            fds: list[int] = []
-            try:
-                data, fds = _receive(self._sock, self._buffer)
-                if not data:
-                    self._fail("")
-                    return
-                message = self._decoder.decode(data)
-            except BlockingIOError:
-                return
-            except ConnectionError:  # it ended with words of ours unread; how is its exit status to tell
+    def _read(self) -> bool:
+        """Deliver one message and return whether there was one; while there are more, the loop calls again.
+
+        One each time: most come alone, and to look for another costs a call of the kernel in vain.
+        """
+        if not self._open:
+            return False  # closed by the receiver of the message before
+        fds: list[int] = []
+        try:
+            data, fds = _receive(self._sock, self._buffer)
+            if not data:
                 self._fail("")
-                return
-            except (OSError, ProtocolError, msgspec.MsgspecError) as error:
-                close_all(fds)
-                self._fail(f"unreadable message: {error}")
-                return
-            self._on_message(message, fds)
+                return False
+            message = self._decoder.decode(data)
+        except BlockingIOError:
+            return False
+        except ConnectionError:  # it ended with words of ours unread; how is its exit status to tell
+            self._fail("")
+            return False
+        except (OSError, ProtocolError, msgspec.MsgspecError) as error:
+            close_all(fds)
+            self._fail(f"unreadable message: {error}")
+            return False
+        self._on_message(message, fds)
+        return True
 
     def _fail(self, reason: str) -> None:
         self.close()
@@ -208,6 +216,7 @@ class ProcessEnd(Generic[Received, Sent]):
 
     def __init__(self, sock: socket.socket, union: Any) -> None:
         self._sock = sock
+        self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(union)
         self._buffer = bytearray(MAX_MESSAGE_BYTES)
 
@@ -240,9 +249,9 @@ class ProcessEnd(Generic[Received, Sent]):
         Raises:
             ChannelClosed: the daemon is gone.
         """
-        data = _encode(msgspec.msgpack.Encoder(), message)
+        data = _encode(self._encoder, message)
         try:
-            self._sock.sendmsg([data])
+            _send(self._sock, data, ())
         except OSError as error:
             raise ChannelClosed(f"the daemon is gone: {error.strerror}") from error
 

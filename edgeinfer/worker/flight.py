@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from edgeinfer import oip
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, Alarm, LoopClock
 from edgeinfer.errors import BudgetExceeded, ProtocolError
 from edgeinfer.request import Expired, Failure, Payload, Reason, Refusal
 from edgeinfer.worker import fault
+from edgeinfer.worker.answers import Answers
 from edgeinfer.worker.messages import (
     Attach,
     Comparison,
@@ -147,6 +147,7 @@ class Flights:
             on_change=on_slots_change,
             on_free=self._wake,
         )
+        self._answers = Answers()
         self._flights: OrderedDict[int, Flight] = OrderedDict()
         self._next_run = 1
         self._turn = asyncio.Lock()
@@ -250,7 +251,7 @@ class Flights:
         used.move(SlotState.RESULT)
         try:
             header, body = read_body(used.view, done.response)
-            _, payload = oip.decode_response(bytes(header), body)
+            payload = self._answers.read(bytes(header), body)
         except ProtocolError as error:  # it scribbled over its answer: whatever it holds cannot be trusted
             self.pool.free(used)
             self._process.kill_broken(f"unreadable answer: {error}")

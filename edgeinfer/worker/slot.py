@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final, Self
 
 from edgeinfer.errors import BudgetExceeded, InternalError, ProtocolError
@@ -33,7 +34,9 @@ def aligned(size_bytes: int, to: int = ALIGNMENT) -> int:
 
 def body_bytes(payload: Payload) -> int:
     """Return the room that a payload takes in a slot, alignment included."""
-    tensors = sum(memoryview(tensor).nbytes for tensor in payload.tensors)
+    tensors = 0
+    for tensor in payload.tensors:
+        tensors += memoryview(tensor).nbytes
     return aligned(len(payload.header)) + aligned(tensors)
 
 
@@ -165,9 +168,10 @@ class SlotPool:
                 free_bytes=self._max_bytes,
                 ceiling_bytes=self._max_bytes,
             )
-        free = sorted((s for s in self._slots.values() if s.state is SlotState.FREE), key=lambda s: s.size_bytes)
+        free = [slot for slot in self._slots.values() if slot.state is SlotState.FREE]
+        free.sort(key=attrgetter("size_bytes"))
         for slot in free:
-            if slot.request_bytes >= request_room and slot.response_room.capacity_bytes >= response_bytes:
+            if slot.request_bytes >= request_room and slot.size_bytes - slot.request_bytes >= response_bytes:
                 slot.move(SlotState.LEASED)
                 return slot, []
         retired = []
