@@ -87,13 +87,14 @@ def node_counts(session: ort.InferenceSession, spec: LoadSpec) -> dict[str, int]
 def _add_plugin(spec: LoadSpec, provider: Provider, asked: Mapping[str, str], options: ort.SessionOptions) -> None:
     os.environ.update(_ENVIRONMENT.get(provider.name, {}))  # of this worker only, before the library looks
     try:
-        package: Any = importlib.import_module(provider.plugin)
-        ort.register_execution_provider_library(provider.plugin, package.get_library_path())
+        if not _offers(provider):  # the toolchain loads several models in one process
+            package: Any = importlib.import_module(provider.plugin)
+            ort.register_execution_provider_library(provider.plugin, package.get_library_path())
     except Exception as error:  # whatever a foreign package and its library raise
         text = " ".join(str(error).split())[:400]
         raise Fault(_FAILED, f"{spec.title}: {provider.plugin} cannot be registered: {text}") from error
     device = asked.get("device", provider.devices[0])
-    offered = [offer for offer in ort.get_ep_devices() if offer.ep_name == provider.name]
+    offered = _offers(provider)
     if not offered:  # none at all: its own libraries did not load, for want of memory where that is fenced
         fence = f" within {mib(spec.data_limit_bytes)} of memory" if spec.data_limit_bytes else ""
         raise Fault(_FAILED, f"{spec.title}: {provider.name} finds no device here at all{fence}")
@@ -107,6 +108,10 @@ def _add_plugin(spec: LoadSpec, provider: Provider, asked: Mapping[str, str], op
         )
     translate = _TRANSLATE.get(provider.name)
     options.add_provider_for_devices(fitting[:1], translate(spec, device, asked) if translate else {})
+
+
+def _offers(provider: Provider) -> list[Any]:
+    return [offer for offer in ort.get_ep_devices() if offer.ep_name == provider.name]
 
 
 def _openvino(spec: LoadSpec, device: str, asked: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer.artifact.profile import Latency
 from edgeinfer_tools.measure import MIN_RUNS, Round, measure, quietest
-from edgeinfer_tools.recipe import load_recipe
+from edgeinfer_tools.recipe import VariantRecipe, load_recipe
 from tests.tools.conftest import RecipeMaker, conv_net
 
 
@@ -30,7 +30,9 @@ def test_a_worker_per_thread_count_is_measured(conv_recipe: RecipeMaker, tmp_pat
     onnx.save(conv_net(), model)
     typical = {"x": np.zeros((1, 3, 16, 16), np.float32)}
     recipe = load_recipe(conv_recipe())
-    costs = measure(model, variant="fp32", recipe=recipe, threads=[1, 2], typical=typical, seconds=0.01)
+    costs = measure(
+        model, variant=VariantRecipe("fp32", "keep"), recipe=recipe, threads=[1, 2], typical=typical, seconds=0.01
+    )
     assert [cost.threads for cost in costs] == [1, 2]
     for cost in costs:
         assert cost.latency.runs >= MIN_RUNS

@@ -38,7 +38,9 @@ def manifest(job: Job, built: list[Built], golden: list[Golden], model: onnx.Mod
         state=job.recipe.state,
         classes=job.recipe.classes,
         variants=[_variant(item) for item in built],
-        runtime=Runtime(onnxruntime=ORT_VERSION, opset=graph.opset_of(model), ir_version=int(model.ir_version)),
+        runtime=Runtime(
+            onnxruntime=file.onnxruntime or ORT_VERSION, opset=graph.opset_of(model), ir_version=int(model.ir_version)
+        ),
         files=file_table(job.folder),
         golden=golden,
         deadline_ms=file.deadline_ms,
@@ -61,6 +63,8 @@ def _variant(item: Built) -> Variant:
         load_peak_bytes=max(cost.load_peak_bytes for cost in item.costs),
         steady_bytes=max(cost.steady_bytes for cost in item.costs),
         latency_us={str(cost.threads): cost.latency.p99_us for cost in item.costs},
+        providers=item.recipe.providers,
+        provider_options=item.recipe.provider_options,
         instruction_sets=list(item.quantized.instruction_sets),
         tolerance=item.tolerance,
     )

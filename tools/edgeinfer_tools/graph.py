@@ -79,6 +79,11 @@ def check_source(model: onnx.ModelProto, name: str) -> None:
     """
     if not model.graph.node:
         raise ModelRefused(f"{name} has no nodes; it is empty, or not an ONNX model")
+    if any(node.op_type == "EPContext" for node in all_nodes(model.graph)):
+        raise ModelRefused(
+            f"{name} holds code that an execution provider has compiled (EPContext), which devices refuse; start from "
+            "the plain model, exported without ep.context_enable"
+        )
     if found := quantized_operators(model):
         raise ModelRefused(f"{name} is already quantized (it has {', '.join(found)}); start from the float model")
     opset = opset_of(model)

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from edgeinfer.artifact.epcontext import refuse_compiled_contexts
 from edgeinfer.artifact.manifest import SIGNATURE_FILE, Manifest, TensorSpec, read_manifest
+from edgeinfer.artifact.provider import CPU_PROVIDER
 from edgeinfer.errors import ManifestInvalid
 from edgeinfer_tools.sizes import human
 
@@ -21,7 +23,7 @@ def as_json(bundle: Path, *, verified: bool = False, signer: str = "") -> dict[s
     Raises:
         ArtifactError: it is no bundle.
     """
-    manifest, digest = read_manifest(bundle)
+    manifest, digest = _read(bundle)
     shown: dict[str, Any] = {"digest": digest, "manifest": msgspec.to_builtins(manifest), "report": _report(bundle)}
     if verified:
         shown["verified"] = True
@@ -36,7 +38,7 @@ def as_text(bundle: Path, *, verified: bool = False, signer: str = "") -> str:
     Raises:
         ArtifactError: it is no bundle.
     """
-    manifest, digest = read_manifest(bundle)
+    manifest, digest = _read(bundle)
     size = sum(file.size_bytes for file in manifest.files.values())
     lines = [
         f"{manifest.name} {manifest.version}  {manifest.task}  {len(manifest.files)} files, {human(size)}",
@@ -63,6 +65,15 @@ def as_text(bundle: Path, *, verified: bool = False, signer: str = "") -> str:
     return "\n".join(lines)
 
 
+def _read(bundle: Path) -> tuple[Manifest, str]:
+    """Read the manifest, and refuse models with compiled code in them, as a device would."""
+    manifest, digest = read_manifest(bundle)
+    for name in sorted({variant.file for variant in manifest.variants}):
+        if (bundle / name).is_file():  # what is missing is for --verify to say
+            refuse_compiled_contexts(bundle / name)
+    return manifest, digest
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
@@ -80,7 +91,8 @@ def _variants(manifest: Manifest) -> list[str]:
         latency = ", ".join(
             f"{threads}: {micros / 1000:.2f} ms" for threads, micros in sorted(variant.latency_us.items())
         )
-        needs = f"; {', '.join(variant.instruction_sets)}" if variant.instruction_sets else ""
+        wanted = [*variant.instruction_sets, *(name for name in variant.providers if name != CPU_PROVIDER)]
+        needs = f"; {', '.join(wanted)}" if wanted else ""
         size = human(manifest.files[variant.file].size_bytes)
         lines.append(
             f"{variant.name:<10}{variant.quality:>8.4f}{size:>10}{human(variant.load_peak_bytes):>10}"

@@ -26,7 +26,7 @@ from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.spec import WorkerLimits
 from edgeinfer.worker.worker import RunResult, Worker
 from edgeinfer_tools.golden import raw_bytes
-from edgeinfer_tools.recipe import Recipe
+from edgeinfer_tools.recipe import Recipe, VariantRecipe
 from edgeinfer_tools.samples import NUMPY_TYPES, Array, Inputs, Media
 
 WARM_UP = 3
@@ -46,7 +46,7 @@ _STREAM = "measure"
 
 
 def measure(
-    model: Path, *, variant: str, recipe: Recipe, threads: Sequence[int], typical: Inputs, seconds: float
+    model: Path, *, variant: VariantRecipe, recipe: Recipe, threads: Sequence[int], typical: Inputs, seconds: float
 ) -> list[OperatingCost]:
     """Return what one variant costs here at each thread count.
 
@@ -61,9 +61,10 @@ def measure(
         LoadSpec(
             model=recipe.file.name,
             version=recipe.file.version,
-            variant=variant,
+            variant=variant.name,
             path=str(model),
-            providers=["CPUExecutionProvider"],
+            providers=variant.providers,
+            provider_options=variant.provider_options,
             intra_threads=count,
             arena_max_bytes=ARENA_MAX_BYTES,
             inputs=recipe.inputs,

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from edgeinfer.artifact.manifest import Classes, StateSpec, TensorSpec
+from edgeinfer.artifact.provider import CPU_PROVIDER, check_providers
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.toml_file import load_toml, make_converter, structure
 from edgeinfer_tools.metrics import SCORES, WITHOUT_OUTPUT
@@ -78,6 +79,10 @@ class VariantRecipe:
     """A variant that misses its gates is left out, with a note in the report, instead of failing the build."""
     tolerance: float = 1e-6
     """Least golden tolerance; what was measured raises it (see docs/toolchain.md)."""
+    providers: list[str] = field(default_factory=lambda: [CPU_PROVIDER])
+    """Execution providers in order of precedence, see docs/accelerators.md; they must be installed here too."""
+    provider_options: dict[str, Any] = field(default_factory=dict)
+    """Options of each, a table of texts."""
 
     @property
     def quantized(self) -> bool:
@@ -121,6 +126,8 @@ class RecipeFile:
     golden: int = 3
     """How many of the evaluation's first requests become golden ones."""
     opset: int = 18
+    onnxruntime: str = ""
+    """Lowest version that a device must have, where that is below the one that builds; the device's probe proves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +211,7 @@ def _check(recipe: Recipe) -> list[Problem]:
     for index, variant in enumerate(file.variants):
         if variant.method not in METHODS:
             problems.append(Problem(f"variants[{index}].method", f"{variant.method!r} is not {', '.join(METHODS)}"))
+        problems += _check_variant_providers(variant, f"variants[{index}].providers")
         if names.count(variant.name) > 1:
             problems.append(Problem(f"variants[{index}].name", f"{variant.name!r} appears twice"))
         if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", variant.name):
@@ -224,6 +232,14 @@ def _check(recipe: Recipe) -> list[Problem]:
     if file.source is None and not (recipe.folder / "graph.py").is_file():
         problems.append(Problem("source", "is missing, and there is no graph.py that makes the model"))
     return problems
+
+
+def _check_variant_providers(variant: VariantRecipe, path: str) -> list[Problem]:
+    try:
+        options = msgspec.convert(variant.provider_options, dict[str, dict[str, str]])
+    except msgspec.ValidationError as error:
+        return [Problem(path.removesuffix("s") + "_options", f"{error}: each provider has a table of texts")]
+    return [Problem(path, problem) for problem in check_providers(variant.providers, options)]
 
 
 def _check_gate(gate: Gate, path: str, outputs: set[str], *, has_classes: bool) -> list[Problem]:

@@ -7,20 +7,25 @@ here and nowhere else in the toolchain but the measuring child.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from edgeinfer.artifact.manifest import StateSpec
+from edgeinfer.artifact.provider import CPU_PROVIDER
 from edgeinfer.errors import SessionError
+from edgeinfer.worker.fault import Fault
+from edgeinfer.worker.messages import LoadSpec
 from edgeinfer_tools.faults import plain
 from edgeinfer_tools.samples import NUMPY_TYPES, Array
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before the import: the wheel otherwise starts a telemetry thread
 
 import onnxruntime as ort
+
+from edgeinfer.worker.providers import choose  # imports onnxruntime too
 
 ORT_VERSION: str = ort.__version__
 
@@ -41,9 +46,16 @@ class Runner:
     """
 
     def __init__(
-        self, model: Path | bytes, *, threads: int = 1, state: list[StateSpec] | None = None, level: Level = "all"
+        self,
+        model: Path | bytes,
+        *,
+        threads: int = 1,
+        state: list[StateSpec] | None = None,
+        level: Level = "all",
+        providers: Sequence[str] = (CPU_PROVIDER,),
+        provider_options: Mapping[str, dict[str, str]] | None = None,
     ) -> None:
-        """Load the model.
+        """Load the model, on the execution providers that a worker would use.
 
         Raises:
             SessionError: the runtime rejects it.
@@ -54,10 +66,21 @@ class Runner:
         options.log_severity_level = 4
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.graph_optimization_level = _LEVELS[level]
+        order = LoadSpec(
+            model="model" if isinstance(model, bytes) else model.stem,
+            version="0.0.0",
+            variant="here",
+            path="" if isinstance(model, bytes) else str(model),
+            providers=list(providers),
+            provider_options=dict(provider_options or {}),
+            intra_threads=threads,
+        )
         try:
             self._session: Any = ort.InferenceSession(
-                model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
+                model if isinstance(model, bytes) else str(model), options, providers=choose(order, options)
             )
+        except Fault as fault:
+            raise SessionError(fault.reason, fault.detail) from fault
         except Exception as error:  # ONNX Runtime's errors share no other base
             raise SessionError("load_failed", plain(str(error))) from error
         self.outputs: list[str] = [item.name for item in self._session.get_outputs()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -58,9 +59,14 @@ class Job:
     """Costs to take instead of measuring."""
     say: Callable[[str], None]
 
-    def runner(self, model: Path, level: Level = "all", threads: int = 1) -> Runner:
-        """Load a model of this job in this process."""
-        return Runner(model, state=self.recipe.state, level=level, threads=threads)
+    def runner(
+        self, model: Path, level: Level = "all", threads: int = 1, *, variant: VariantRecipe | None = None
+    ) -> Runner:
+        """Load a model of this job in this process, on the providers of its variant where one is given."""
+        runner = partial(Runner, model, state=self.recipe.state, level=level, threads=threads)
+        if variant is None:
+            return runner()
+        return runner(providers=variant.providers, provider_options=variant.provider_options)
 
     def streams(self, function: str) -> Iterator[Stream]:
         """Return what data.py's `function` yields for the fetched files.
@@ -150,7 +156,7 @@ def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest], calibra
     weights = weight_range(job.board)
     recorded = record(
         golden,
-        lambda level, threads: job.runner(target, level, threads),
+        lambda level, threads: job.runner(target, level, threads, variant=variant),
         exact=not variant.quantized or sums_exactly(weights, job.machine.flags, platform.machine()),
     )
     return Built(
@@ -177,7 +183,8 @@ def _judged(job: Job, variant: VariantRecipe, scheme: Scheme, target: Path, cali
     samples = f", {made.calibration_samples} samples" if made.calibration_samples else ""
     job.say(f"{variant.name:<9} {scheme.title}{samples}, {human(made.size_bytes)}")
     job.say(f"{'':<9} evaluating, beside the float model")
-    evaluation = evaluate(job.runner(target), job.runner(job.float_model), job.streams("evaluation"), job.recipe)
+    here = job.runner(target, variant=variant)
+    evaluation = evaluate(here, job.runner(job.float_model), job.streams("evaluation"), job.recipe)
     verdicts = judge(evaluation, job.recipe.file.gates)
     for verdict in verdicts:
         job.say(f"{'':<9} {'pass' if verdict.passed else 'FAIL'}: {verdict} ({evaluation.requests} requests)")
@@ -234,7 +241,7 @@ def _costs(job: Job, variant: VariantRecipe, model: Path, typical: GoldenRequest
     if job.costs_from is None:
         threads = thread_counts(job.board, job.machine)
         return measure(
-            model, variant=variant.name, recipe=job.recipe, threads=threads, typical=typical.inputs, seconds=job.seconds
+            model, variant=variant, recipe=job.recipe, threads=threads, typical=typical.inputs, seconds=job.seconds
         )
     costs = [cost for cost in job.costs_from.costs if cost.variant == variant.name]
     if not costs:
