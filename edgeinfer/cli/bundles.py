@@ -61,6 +61,8 @@ def _bundle_add(args: argparse.Namespace) -> int:
 
 
 def _bundle_list(args: argparse.Namespace) -> int:
+    from edgeinfer.store.crashes import CrashFile
+
     state_dir = _state_dir(args)
     store = _reading(state_dir)
     installed = store.installed()
@@ -83,15 +85,23 @@ def _bundle_list(args: argparse.Namespace) -> int:
                     }
                     for form in _forms(state_dir, item)
                 },
+                "quarantined": {
+                    record.key.variant: {"detail": record.detail, "onnxruntime": record.key.runtime}
+                    for record in CrashFile(state_dir).quarantined(item.digest)
+                },
             }
             for item in installed
         ]
         print(json.dumps(rows, indent=2))
         return 0
     for item in installed:
-        forms = {form.record.variant: f" ({form.record.form})" for form in _forms(state_dir, item)}
-        variants = ", ".join(f"{variant.name}{forms.get(variant.name, '')}" for variant in item.manifest.variants)
+        notes = {form.record.variant: f" ({form.record.form})" for form in _forms(state_dir, item)}
+        quarantined = CrashFile(state_dir).quarantined(item.digest)
+        notes |= {record.key.variant: " (quarantined)" for record in quarantined}
+        variants = ", ".join(f"{variant.name}{notes.get(variant.name, '')}" for variant in item.manifest.variants)
         print(f"{'*' if item.active else ' '} {_title(item)}  [{variants}]  {item.manifest.description}")
+        for record in quarantined:
+            print(f"    {record.key.variant} is quarantined with onnxruntime {record.key.runtime}: {record.detail}")
     for problem in store.problems():
         print(f"edgeinfer: {problem}", file=sys.stderr)
     if not installed:

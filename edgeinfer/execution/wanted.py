@@ -154,7 +154,7 @@ class WantedModel:
             state_resets=resident.state_resets if resident else 0,
             load_ms=resident.load_ns / 1e6 if resident else 0.0,
             detail=detail,
-            wanted_version=self.instead_of.manifest.version if resident and self.instead_of else "",
+            wanted_version=self.instead_of.manifest.version if self.instead_of else "",
             quarantined=tuple(sorted(record.title for record in quarantines if record.model == self.section.name)),
             providers=tuple(resident.workers[0].loaded.providers) if resident and resident.workers else (),
             shrunk=resident.shrunk if resident else 0,

@@ -51,6 +51,10 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
     providers: list[str] = []
     """Execution providers that really run it."""
+    wanted_version: str = ""
+    """The version that should serve, while an earlier one does; `detail` says why."""
+    quarantined: list[str] = []
+    """Version and variant of each of its variants that is left alone because it crashed too often."""
 
 
 class RuntimeState(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -111,18 +111,20 @@ class CrashFile:
         finally:
             os.close(lock)
 
-    def lift(self, digests: Iterable[str]) -> list[CrashRecord]:
-        """Forget the quarantines of these bundles, and return them.
+    def forget(self, digest: str) -> None:
+        """Forget what is known of a bundle: it was tried anew, or is gone.
 
         Raises:
             OSError: it cannot be written.
         """
-        wanted = set(digests)
         records, _ = self.read()
-        lifted = [record for key, record in records.items() if key.digest in wanted and record.quarantined]
-        if lifted:
-            self.write({record.key: None for record in lifted})
-        return lifted
+        known = [key for key in records if key.digest == digest]
+        if known:
+            self.write(dict.fromkeys(known))
+
+    def quarantined(self, digest: str) -> list[CrashRecord]:
+        """Return the quarantines of a bundle, under whatever runtime."""
+        return [record for key, record in self.read()[0].items() if key.digest == digest and record.quarantined]
 
 
 def bounded(records: Iterable[CrashRecord]) -> list[CrashRecord]:

@@ -4,6 +4,7 @@
     STATE_DIR/active.json (.bak)                which of them is used
     STATE_DIR/profiles/DIGEST.json              what the device measured; outside the bundle, so that its digest holds
     STATE_DIR/compiled/DIGEST/…                 what the device made of it: see `compiled`
+    STATE_DIR/crashes.json                      which variants crash here: see `crashes`
     STATE_DIR/staging/                          work in progress; whatever a crash left here is removed at opening
     STATE_DIR/store.lock                        held by whoever changes something
 
@@ -34,6 +35,7 @@ from edgeinfer.artifact.profile import Profile, encode_profile
 from edgeinfer.errors import ArtifactError, mib
 from edgeinfer.store.active import ActiveFile, Choice, Choices
 from edgeinfer.store.compiled import CompiledStore
+from edgeinfer.store.crashes import CrashFile
 from edgeinfer.store.durable import (
     StorageError,
     copy_durably,
@@ -93,8 +95,8 @@ class BundleStore:
         """Install the bundle at `source` (a folder or a plain tar) and make it the active version of its model.
 
         Verified, copied, verified again, probed, committed, activated, in this order. Adding what is installed
-        already heals it if it is damaged, and activates it. On any failure, the probe's included, the earlier version
-        stays active and nothing of the new one is left.
+        already heals it if it is damaged, activates it, and ends the quarantine of its variants. On any failure, the
+        probe's included, the earlier version stays active and nothing of the new one is left.
 
         Raises:
             ArtifactError: the bundle is not sound, or the version is installed with other contents.
@@ -120,6 +122,7 @@ class BundleStore:
                     if fresh:
                         os.rename(target, staged)  # noqa: PTH104
                     raise
+                CrashFile(self.state_dir).forget(digest)  # it was just tried: whatever it did before, it may try again
             finally:
                 remove_tree(work)
         return Installed(target, manifest, digest, active=True)
@@ -184,7 +187,7 @@ class BundleStore:
         return None
 
     def earlier(self, than: Installed) -> list[Installed]:
-        """Return the versions that may stand in for one: what is active, or was before it, then the older, newest first."""
+        """Return the versions that may stand in for one: the active one, or the one before it, then the older ones."""
         name, folder = than.manifest.name, than.path.name
         choice = self._choices().get(name, Choice(""))
         before = choice.previous if choice.active == folder else choice.active
@@ -216,6 +219,7 @@ class BundleStore:
                 remove_tree(work)
                 self.profile_path(item.digest).unlink(missing_ok=True)
                 CompiledStore(self.state_dir).remove(item.digest)
+                CrashFile(self.state_dir).forget(item.digest)
         return gone
 
     def verify(self, name: str, version: str = "") -> Installed:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgeinfer.clock import NS_PER_S
+from edgeinfer.execution.model_cache import ModelStatus
 from edgeinfer.limits import ThermalLevel
 from edgeinfer.mqtt.backoff import LinkState
 from edgeinfer.request import OutcomeKind, Placement, Reason
@@ -46,8 +47,10 @@ KINDS: dict[str, str] = {
     "refusal-burst-end": "they no longer are",
     "worker-crash":      "a worker process has died by itself",
     "worker-recycled":   "a worker took more memory than was reserved for it, and was replaced",
-    "model-quarantined": "a model's workers died too often; it is left alone",
+    "model-quarantined": "a variant's workers died too often; it is left alone",
     "model-released":    "it may be used again",
+    "model-fallback":    "an earlier version serves instead of the one that is wanted",
+    "model-restored":    "the wanted one serves again",
     "memory-pressure":   "work suffers from want of memory; the budget is lowered",
     "memory-ok":         "it no longer does",
     "source-fault":      "a loop's source can't give frames",
@@ -231,10 +234,7 @@ def _subjects(current: Snapshot) -> Iterable[tuple[str, str, str, Finding]]:
         detail = f"{link.name}: {link.state.value}" + ("" if up or not link.reason else f", {link.reason}")
         yield f"link {link.name}", link.state.value, LinkState.CONNECTED.value, Finding(kind, detail, fields)
     for model in current.models:
-        bad = model.state == "quarantined"
-        fields = {"model": model.name, "version": model.version, "variant": model.variant}
-        kind = "model-quarantined" if bad else "model-released"
-        yield f"model {model.name}", kind, "model-released", Finding(kind, f"{model.name}: {model.detail}", fields)
+        yield from _model_subjects(model)
     pressure = current.pressure
     kind = "memory-pressure" if pressure.level else "memory-ok"
     fields = {"level": pressure.level.name.lower(), "ceiling_bytes": current.ledger.ceiling_bytes}
@@ -243,6 +243,23 @@ def _subjects(current: Snapshot) -> Iterable[tuple[str, str, str, Finding]]:
     kind = "storage-degraded" if current.storage_degraded else "storage-ok"
     detail = "the state directory cannot be written" if current.storage_degraded else "it can be written again"
     yield "storage", kind, "storage-ok", Finding(kind, detail)
+
+
+def _model_subjects(model: ModelStatus) -> Iterable[tuple[str, str, str, Finding]]:
+    """Yield which variants of a model are left alone, and whether another version serves than the wanted one."""
+    serving = {"model": model.name, "version": model.version, "variant": model.variant, "state": model.state}
+    quarantined = ", ".join(model.quarantined)
+    bad = bool(quarantined) or model.state == "quarantined"
+    kind = "model-quarantined" if bad else "model-released"
+    said = [f"{quarantined} quarantined" if quarantined else "", model.detail]
+    detail = f"{model.name}: {'; '.join(part for part in said if part) or 'may be used again'}"
+    fields = {**serving, "quarantined": list(model.quarantined)}
+    yield f"model {model.name}", quarantined or kind, "model-released", Finding(kind, detail, fields)
+    wanted = model.wanted_version
+    kind = "model-fallback" if wanted else "model-restored"
+    detail = f"{model.name}: {model.version or 'nothing'} serves{f', not {wanted}: {model.detail}' if wanted else ''}"
+    fields = {**serving, "wanted_version": wanted or model.version}
+    yield f"version {model.name}", wanted or kind, "model-restored", Finding(kind, detail, fields)
 
 
 def _crashes(previous: Snapshot, current: Snapshot) -> list[Finding]:

@@ -76,6 +76,8 @@ def build_state(snapshot: Snapshot, identity: Identity, stamp: Stamp, *, offload
                 reserved_bytes=model.reserved_bytes,
                 detail=model.detail,
                 providers=list(model.providers),
+                wanted_version=model.wanted_version,
+                quarantined=list(model.quarantined),
             )
             for model in snapshot.models
         ],
@@ -209,7 +211,7 @@ def describe_status(status: Mapping[str, Any]) -> str:
     models += [
         (
             model["name"], model.get("version", ""), _variant(model), model.get("state", ""),
-            str(model.get("workers", 0)), mib(model.get("reserved_bytes", 0)), model.get("detail", ""),
+            str(model.get("workers", 0)), mib(model.get("reserved_bytes", 0)), _model_note(model),
         )
         for model in state["models"]
     ]  # fmt: skip
@@ -227,6 +229,13 @@ def describe_status(status: Mapping[str, Any]) -> str:
         loops += [_loop_line(loop, frames) for loop, frames in zip(state["loops"], report["loops"], strict=True)]
         parts.append(_columns(loops))
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _model_note(model: Mapping[str, Any]) -> str:
+    """Return why a model stands as it does, and which of its variants are left alone."""
+    quarantined = ", ".join(model.get("quarantined", []))
+    notes = (model.get("detail", ""), f"quarantined: {quarantined}" if quarantined else "")
+    return "; ".join(note for note in notes if note)
 
 
 def _silent_line(loop: str) -> tuple[str, ...]:
