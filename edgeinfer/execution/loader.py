@@ -18,7 +18,7 @@ from edgeinfer.artifact.manifest import Variant
 from edgeinfer.artifact.profile import Profile, read_profile
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
-from edgeinfer.errors import ArtifactError
+from edgeinfer.errors import ArtifactError, SessionError
 from edgeinfer.execution.compiled import form_files, form_key, peak_bytes
 from edgeinfer.execution.ledger import Reservation, SharedReservation
 from edgeinfer.execution.resident import CrashNote, ResidentModel
@@ -63,9 +63,6 @@ class Loader:
         self._told: set[tuple[str, str]] = set()
         """Variants (by bundle digest) that cannot run here, which the log has said."""
 
-    def known(self, section: ModelSection) -> Installed:
-        """Return the bundle that is meant, at once and unchecked: for the start, before anything else runs.
-
     @property
     def runtime(self) -> str:
         """Version of ONNX Runtime that workers run, empty while it is unknown."""
@@ -74,6 +71,9 @@ class Loader:
     async def earlier(self, installed: Installed) -> list[Installed]:
         """Return the other installed versions of a bundle that may stand in for it, the best first."""
         return await self._read(functools.partial(self._store.earlier, installed))
+
+    def known(self, section: ModelSection) -> Installed:
+        """Return the bundle that is meant, at once and unchecked: for the start, before anything else runs.
 
         Raises:
             ArtifactError: there is none.
@@ -161,10 +161,14 @@ class Loader:
         on_crash: Callable[[CrashNote], None],
         form: CompiledForm | None = None,
         mapped: SharedReservation | None = None,
+        check: bool = False,
     ) -> ResidentModel:
         """Start every worker of a variant. The reservations go to the model, or are released when it fails.
 
+        `check` has every byte of the bundle checked meanwhile, as `check` does; no model leaves here before that.
+
         Raises:
+            ArtifactError: the bundle is damaged; whatever else went wrong is of no interest then.
             SessionError: the runtime refused it, or cannot run at all.
         """
         limits = limits_for(installed.manifest, cancel_grace_ns=self._cancel_grace_ns)
@@ -196,7 +200,18 @@ class Loader:
             form=form,
             mapped=mapped,
         )
-        await resident.open()
+        checking = asyncio.create_task(self.check(installed), name=f"check[{section.name}]") if check else None
+        try:
+            await resident.open()
+            if checking is not None:
+                await checking
+        except BaseException as error:
+            await resident.close()
+            if checking is not None:
+                if isinstance(error, SessionError):
+                    await checking
+                checking.cancel()
+            raise
         _log.info(
             "loaded model=%s version=%s variant=%s form=%s threads=%d load_ms=%.0f reserved_bytes=%d",
             section.name, installed.manifest.version, variant.name, form.record.form if form else "plain",

@@ -89,7 +89,7 @@ class Succession:
                 self._book.lift(installed.digest)
             if before is not None and before.section == section and before.installed.digest == installed.digest:
                 return before
-            candidates = await self._candidates(section, installed)
+            candidates = await self._candidates(section, installed, serves=before is not None)
             if before is None:
                 await self._room.close(wanted)  # what recovers or is quarantined: a load begins anew
                 wanted.installed = installed
@@ -134,8 +134,10 @@ class Succession:
         wanted.missing = False
         return installed
 
-    async def _candidates(self, section: ModelSection, installed: Installed) -> list[Variant]:
-        """Return the variants of a sound bundle that may run here, best first.
+    async def _candidates(self, section: ModelSection, installed: Installed, *, serves: bool) -> list[Variant]:
+        """Return the variants of a bundle that may run here, best first.
+
+        While another version `serves`, it must be sound before anything is done; else it is checked while it loads.
 
         Raises:
             ArtifactError: it is damaged, or this CPU can run none of them.
@@ -154,7 +156,8 @@ class Succession:
                 f"{installed.title} is quarantined, its workers died too often ({why}); a new version, "
                 "or the load command, gives it another chance"
             )
-        await self._loader.check(installed)
+        if serves:
+            await self._loader.check(installed)
         return candidates
 
     async def _load_best(
@@ -243,6 +246,7 @@ class Succession:
             on_crash=functools.partial(self._note_crash, key, installed),
             form=form,
             mapped=mapped,
+            check=wanted.resident is None,
         )
         resident.recall(self._book.crashes(key))
         return resident
@@ -299,7 +303,7 @@ class Succession:
             return
         for earlier in await self._loader.earlier(installed):
             try:
-                candidates = await self._candidates(section, earlier)
+                candidates = await self._candidates(section, earlier, serves=False)
                 resident = await self._load_best(wanted, section, earlier, candidates, spare_equals=True)
             except EdgeInferError as again:
                 _log.warning(

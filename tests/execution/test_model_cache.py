@@ -252,6 +252,30 @@ async def test_a_flipped_byte_is_found_before_it_is_loaded_and_healed_by_adding_
         await place.until(lambda: place.loaded() == {"heavy"})
 
 
+async def test_damage_that_the_runtime_stumbles_over_is_told_as_damage(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        installed = place.install("heavy", graphs.linear(64))
+        weights = installed.path / "model/fp32.onnx"
+        weights.chmod(0o644)
+        weights.write_bytes(bytes(weights.stat().st_size))
+        with pytest.raises(ArtifactError, match=r"model/fp32.onnx has sha256.*edgeinfer bundle add PATH"):
+            await place.load("heavy")
+        assert place.workers() == set()
+
+
+async def test_damage_is_found_before_the_version_that_serves_gives_way(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("echo")
+        first = await place.load("echo")
+        installed = place.install("echo", graphs.identity(), version="1.1.0")
+        weights = installed.path / "model/fp32.onnx"
+        weights.chmod(0o644)
+        weights.write_bytes(bytes(weights.stat().st_size))
+        with pytest.raises(ArtifactError, match="sha256"):
+            await place.cache.load(place.want("echo", version="1.1.0"))
+        assert place.cache.residents() == [first]
+
+
 async def test_a_new_version_takes_over_and_a_bad_one_does_not(place_of: OpenPlace) -> None:
     async with place_of() as place:
         place.install("echo")
