@@ -15,10 +15,12 @@ Format: https://github.com/kserve/open-inference-protocol and Triton's binary te
 from __future__ import annotations
 
 import array
+import itertools
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -30,8 +32,14 @@ from edgeinfer.request import Payload
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 MAX_HEADER_BYTES = 1 << 20
+MAX_LISTS = 1 << 16
+"""Most lists (brackets, wherever they stand) in a JSON header; 100,000 small ones cost more time than a model run."""
+MAX_OBJECTS = 1 << 13
+"""Most objects in a JSON header."""
 MAX_TENSORS = 64
 MAX_RANK = 8
+_SMALL_BYTES = 64 << 10
+"""What a header of this size may become costs little, whatever it is made of."""
 
 _ARRAY_CODE = {
     "UINT8": "B", "INT8": "b", "UINT16": "H", "INT16": "h", "UINT32": "I", "INT32": "i",
@@ -135,12 +143,35 @@ def decode_request(header: bytes | memoryview, body: bytes | memoryview = b"") -
     Raises:
         ProtocolError: the body is not a valid OIP request; the text says which tensor, what was expected, what came.
     """
+    parsed = parse_request(header)
+    return parsed, attach(parsed, body)
+
+
+def parse_request(header: bytes | bytearray | memoryview) -> RequestHeader:
+    """Return a request's header, before its tensors are there.
+
+    Raises:
+        ProtocolError: it is none.
+    """
     parsed = _parse(header, _request_decoder)
     assert isinstance(parsed, RequestHeader)
     if not parsed.inputs:
         raise ProtocolError("an inference request needs at least one input")
-    buffers = _take(parsed.inputs, body, "input")
-    return parsed, Payload(_encoder.encode(parsed), buffers)
+    return parsed
+
+
+def attach(
+    parsed: RequestHeader, body: bytes | bytearray | memoryview, apart: Mapping[str, memoryview] | None = None
+) -> Payload:
+    """Check the tensors that came with a header, and return the payload; `parsed` describes all-binary form then.
+
+    `apart` are the bytes of inputs that are neither in the header nor in the body, by name.
+
+    Raises:
+        ProtocolError: they are not what it announces.
+    """
+    buffers = _take(parsed.inputs, body, "input", apart or {})
+    return Payload(_encoder.encode(parsed), buffers)
 
 
 def decode_response(header: bytes | memoryview, body: bytes | memoryview = b"") -> tuple[ResponseHeader, Payload]:
@@ -177,6 +208,18 @@ def split(body: bytes | bytearray | memoryview, header_length: int | None) -> tu
     if not 0 < header_length <= len(view):
         raise ProtocolError(f"{HEADER_LENGTH} is {header_length}, the body has {len(view)} bytes")
     return view[:header_length], view[header_length:]
+
+
+def check_header_bytes(header_bytes: int, body_bytes: int) -> None:
+    """Check how long a header is said to be, before it is there.
+
+    Raises:
+        ProtocolError: the length does not fit the body, or is too large.
+    """
+    if not 0 < header_bytes <= body_bytes:
+        raise ProtocolError(f"{HEADER_LENGTH} is {header_bytes}, the body has {body_bytes} bytes")
+    if header_bytes > MAX_HEADER_BYTES:
+        raise ProtocolError(f"the JSON header has {header_bytes} bytes, at most {MAX_HEADER_BYTES} are read")
 
 
 def join(payload: Payload) -> bytes:
@@ -255,16 +298,38 @@ def _describe(name: str, datatype: str, shape: Sequence[int], raw: bytes | bytea
     return Tensor(name=name, datatype=datatype, shape=list(shape), parameters={"binary_data_size": size})
 
 
-def _parse(header: bytes | memoryview, decoder: msgspec.json.Decoder[Any]) -> Header:
+def _parse(header: bytes | bytearray | memoryview, decoder: msgspec.json.Decoder[Any]) -> Header:
     if len(header) > MAX_HEADER_BYTES:
         raise ProtocolError(f"the JSON header has {len(header)} bytes, at most {MAX_HEADER_BYTES} are read")
+    if len(header) > _SMALL_BYTES:
+        check_plain(header)
     try:
         return decoder.decode(header)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ProtocolError(f"the JSON header is not a valid inference header: {error}") from error
 
 
-def _take(tensors: list[Tensor], body: bytes | memoryview, role: str) -> tuple[bytes | memoryview, ...]:
+def check_plain(header: bytes | bytearray | memoryview) -> None:
+    """Refuse JSON that would become too many objects, before it becomes any.
+
+    Raises:
+        ProtocolError: it has too many lists or objects.
+    """
+    raw = bytes(header)
+    for sign, most, what in ((b"[", MAX_LISTS, "lists"), (b"{", MAX_OBJECTS, "objects")):
+        if (found := raw.count(sign)) > most:
+            raise ProtocolError(
+                f"the JSON header has {found} {what}, at most {most} are read; "
+                "send data as one flat list, or in binary form"
+            )
+
+
+def _take(
+    tensors: list[Tensor],
+    body: bytes | bytearray | memoryview,
+    role: str,
+    apart: Mapping[str, memoryview] = MappingProxyType({}),
+) -> tuple[bytes | memoryview, ...]:
     """Return each tensor's raw bytes, in order, having checked names, types, shapes and sizes."""
     if len(tensors) > MAX_TENSORS:
         raise ProtocolError(f"{len(tensors)} {role}s, at most {MAX_TENSORS} are taken")
@@ -279,6 +344,8 @@ def _take(tensors: list[Tensor], body: bytes | memoryview, role: str) -> tuple[b
         raw: bytes | memoryview
         if tensor.data is not None:
             raw = _from_json(tensor, count, role)
+        elif tensor.name in apart:
+            raw = apart[tensor.name]
         elif size is None:
             raise ProtocolError(f"{role} {tensor.name!r} has neither data nor parameters.binary_data_size")
         elif size < 0 or at + size > len(view):
@@ -345,18 +412,13 @@ def _from_json(tensor: Tensor, count: int, role: str) -> bytes:
     return values.tobytes()
 
 
-def _flatten(value: Any) -> list[Any]:
-    """Return the leaves of nested lists, in order, without recursion (the nesting is the sender's)."""
-    leaves: list[Any] = []
-    stack = [iter(value)] if isinstance(value, list) else []
-    if not stack:
+def _flatten(value: Any) -> Any:
+    """Return the leaves of nested lists, in order, level by level (the nesting is the sender's).
+
+    Lists and leaves side by side are left as they are, for the conversion to refuse.
+    """
+    if not isinstance(value, list):
         return [value]
-    while stack:
-        for item in stack[-1]:
-            if isinstance(item, list):
-                stack.append(iter(item))
-                break
-            leaves.append(item)
-        else:
-            stack.pop()
-    return leaves
+    while value and isinstance(value[0], list) and set(map(type, value)) == {list}:
+        value = list(itertools.chain.from_iterable(value))
+    return value

@@ -23,7 +23,7 @@ from edgeinfer import oip
 from edgeinfer.client import AsyncClient, Client, DeadlineExpired, Media, Rejected, Tensor
 from edgeinfer.client.values import make_request
 from edgeinfer.errors import LinkError, ProtocolError, SessionError
-from edgeinfer.gateway.http import Bounds
+from edgeinfer.gateway.bounds import Bounds
 from edgeinfer.request import DataScope, Ending, Expired, Failure, Reason, Refusal
 from tests.gateway.serving import DIGEST, ScriptedSubmit, run_model, serving, serving_in_thread
 

@@ -180,7 +180,12 @@ WRONG: dict[str, tuple[Any, bytes, str]] = {
     ),
     "too many tensors": ({"inputs": [_tensor(name=str(n)) for n in range(65)]}, b"12" * 65, "65 inputs, at most 64"),
     "a header without end": (b"[" * (1 << 20) + b" ", b"", "at most 1048576 are read"),
-    "nesting without end": (b'{"inputs":' + b"[" * 100_000, b"", "not a valid inference header"),
+    "nesting without end": (b'{"inputs":' + b"[" * 60_000, b"", "not a valid inference header"),
+    "more lists than data needs": (b'{"inputs":[' + b"[]," * 300_000, b"", "lists, at most 65536 are read; send data"),
+    "more objects than there are tensors": (b'{"inputs":[' + b"{}," * 300_000, b"", "objects, at most 8192 are read"),
+    "lists beside numbers": ({"inputs": [_tensor(data=[[1], 2])]}, b"", "data that is not UINT8"),
+    "lists within numbers": ({"inputs": [_tensor(data=[1, [2]])]}, b"", "data that is not UINT8"),
+    "texts beside lists": ({"inputs": [_tensor(datatype="BYTES", data=[["a"], "b"])]}, b"", "data that is not BYTES"),
 }
 
 

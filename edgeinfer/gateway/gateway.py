@@ -7,6 +7,7 @@
     GET  /v2/models/NAME[/versions/V]               metadata, from the manifest
     GET  /v2/models/NAME[/versions/V]/ready
     POST /v2/models/NAME[/versions/V]/infer         one inference, JSON or binary tensors, in and out
+    POST /v2/systemsharedmemory/...                 tensors in the caller's shared memory: `shared`
     GET  /status                                    the daemon's own status document
 
 Owns the socket and its connections; decides nothing about requests beyond their validity. A caller that goes away has
@@ -17,45 +18,42 @@ socket's file may ask: its mode is 0660.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
-import os
 import socket
-import stat
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 from edgeinfer import __version__, oip
 from edgeinfer.artifact.contract import max_medium_bytes
 from edgeinfer.artifact.manifest import Manifest
-from edgeinfer.clock import Clock
-from edgeinfer.errors import LinkError
+from edgeinfer.clock import NS_PER_S, Clock
+from edgeinfer.errors import ProtocolError
+from edgeinfer.gateway.bounds import SCRATCH_BYTES, Bounds, Room
 from edgeinfer.gateway.catalog import ModelInfo, describe_models, find_model, index, metadata
-from edgeinfer.gateway.http import (
-    READER_BYTES,
-    BadRequest,
-    Bounds,
-    Connection,
-    Head,
-    Room,
-    read_away,
-    refuse_connection,
-)
-from edgeinfer.gateway.intake import Intake, take_request
-from edgeinfer.gateway.reply import Reply, error_reply, json_reply, outcome_reply, refusal_reply
-from edgeinfer.request import Outcome, Reason, Refusal, Submit, Ticket
+from edgeinfer.gateway.connection import Connection
+from edgeinfer.gateway.door import Door, listen
+from edgeinfer.gateway.head import BadRequest, Head
+from edgeinfer.gateway.intake import Draft, Form, Intake, draft, header_length
+from edgeinfer.gateway.reply import Reply, busy_reply, error_reply, json_reply, outcome_reply, refusal_reply
+from edgeinfer.gateway.shared import answer_shared_memory, read_shared
+from edgeinfer.gateway.stream import Stream
+from edgeinfer.request import InferRequest, Reason, Refusal, Submit, Ticket
 
 _log = logging.getLogger(__name__)
 
 _MOST_FAULTS_LOGGED = 16
 """Kinds of our own faults whose traceback is logged, each once; `faults` counts all."""
-_MAX_PATH_BYTES = 107
-"""sun_path of Linux, without its final zero."""
+_TOO_MANY: Final = 429
+_NEXT_MAY_BE_BETTER: Final = frozenset({405, 413, _TOO_MANY})
+"""Statuses of requests whose body nobody takes, after which the connection goes on."""
+ASK_FIRST_BYTES: Final = 512 << 10
+"""With so much of a request still to come, whether it would be refused anyway is asked before; less is read sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +83,19 @@ class Gateway:
         status: Callable[[], Mapping[str, Any]],
         clock: Clock,
         bounds: Bounds | None = None,
+        decline: Callable[[InferRequest], Ticket | None] | None = None,
     ) -> None:
         """Make a gateway; `run` opens it.
 
         `models` and `status` are asked at each request that needs them, so they must be cheap. `status` may say
-        `ready: false`; without that key the service counts as ready.
+        `ready: false`; without that key the service counts as ready. `decline` is shown large requests whose tensors
+        have not come yet (its payload is empty), and takes over those that it would refuse anyway.
         """
         self.listening = asyncio.Event()
         """Set once callers can connect."""
         self._path = socket_path
         self._submit = submit
+        self._decline = decline
         self._models = models
         self._status = status
         self._clock = clock
@@ -134,27 +135,28 @@ class Gateway:
         Raises:
             LinkError: the socket cannot be made, or another service listens on it.
         """
-        listener = _listen(self._path)
+        listener = listen(self._path)
+        scratch = memoryview(bytearray(SCRATCH_BYTES))
         try:
             async with asyncio.TaskGroup() as group:
-
-                def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                    if len(self._connections) >= self._bounds.connections and not self._dismiss_idle():
-                        group.create_task(self._turn_away(reader, writer), name=f"gateway[{next(self._numbers)}]")
-                        return
-                    connection = Connection(reader, writer, self._bounds, self._bodies, self._copies)
-                    self._connections.add(connection)
-                    group.create_task(self._converse(connection), name=f"gateway[{next(self._numbers)}]")
-
-                server = await asyncio.start_unix_server(accept, sock=listener, backlog=64, limit=READER_BYTES)
-                try:
-                    self.listening.set()
-                    await asyncio.get_running_loop().create_future()
-                finally:
-                    self.listening.clear()
-                    server.close()
+                with Door(self._bounds, scratch, partial(self._take_in, group, scratch)).open(listener):
+                    try:
+                        self.listening.set()
+                        await asyncio.get_running_loop().create_future()
+                    finally:
+                        self.listening.clear()
         finally:
             self._path.unlink(missing_ok=True)
+
+    def _take_in(self, group: asyncio.TaskGroup, scratch: memoryview, caller: socket.socket) -> bool:
+        """Begin to serve a caller, unless there are too many."""
+        if len(self._connections) >= self._bounds.connections and not self._dismiss_idle():
+            self._refused[Reason.QUEUE_FULL.value] += 1
+            return False
+        connection = Connection(Stream(caller, scratch), self._bounds, self._bodies, self._copies)
+        self._connections.add(connection)
+        group.create_task(self._converse(connection), name=f"gateway[{next(self._numbers)}]")
+        return True
 
     def _dismiss_idle(self) -> bool:
         """Close the connection that has been spare for longest; return whether there was one."""
@@ -171,24 +173,6 @@ class Gateway:
         longest.dismiss()
         return True
 
-    async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell a caller why it is not served."""
-        try:
-            refuse_connection(writer, self._bounds.connections)
-            await self._see_off(read_away(reader, writer, self._bounds.linger_s))
-        finally:
-            writer.close()
-
-    async def _see_off(self, reading_away: Coroutine[Any, Any, None]) -> None:
-        """Give a caller that was told to go the chance to read so, unless too many are on their way out."""
-        self._leaving += 1
-        try:
-            if self._leaving <= self._bounds.connections:
-                await reading_away
-        finally:
-            self._leaving -= 1
-            reading_away.close()
-
     async def _converse(self, connection: Connection) -> None:
         """Serve one connection, until either side ends it. No fault of one leaves here."""
         try:
@@ -198,12 +182,14 @@ class Gateway:
                 pass  # the caller's business; what it had asked for is cancelled
             except Exception as error:  # noqa: BLE001  # a bug that one trips over must not end everybody's inference
                 self._fault(error)
-                with contextlib.suppress(ConnectionError):
-                    await connection.apologize(f"edgeinfer failed ({type(error).__name__}); its log says where")
+                connection.apologize(f"edgeinfer failed ({type(error).__name__}); its log says where")
             self._connections.discard(connection)
-            if connection.interrupted:
-                connection.finish()
-                await self._see_off(connection.read_away())
+            if connection.interrupted and self._leaving < self._bounds.connections:
+                self._leaving += 1
+                try:
+                    await connection.read_away()
+                finally:
+                    self._leaving -= 1
         finally:
             self._connections.discard(connection)
             connection.close()
@@ -216,11 +202,22 @@ class Gateway:
         """
         try:
             while (head := await connection.next_head()) is not None:
-                await self._reply_to(connection, head)
-                if not connection.finish():
+                try:
+                    await self._reply_to(connection, head)
+                except BadRequest as error:
+                    if error.status not in _NEXT_MAY_BE_BETTER:
+                        raise
+                    await self._turn_down(connection, error)
+                if not await connection.finish():
                     break
-                await asyncio.sleep(0)  # requests that were sent ahead take turns with everything else
         except BadRequest as error:
+            await connection.refuse(error_reply(error.status, str(error)))
+
+    async def _turn_down(self, connection: Connection, error: BadRequest) -> None:
+        if error.status == _TOO_MANY:
+            self._refused[Reason.QUEUE_FULL.value] += 1
+            await connection.respond(busy_reply(str(error), error.status))
+        else:
             await connection.respond(error_reply(error.status, str(error)))
 
     def _fault(self, error: Exception) -> None:
@@ -240,6 +237,8 @@ class Gateway:
                 await self._infer(connection, head, name, None)
             case ["v2", "models", name, "versions", version, "infer"]:
                 await self._infer(connection, head, name, version)
+            case ["v2", "systemsharedmemory", *rest]:
+                await connection.respond(await answer_shared_memory(connection, head, rest))
             case _:
                 await connection.read_body(limit_bytes=1 << 16)
                 if path == ["v2", "repository", "index"] and head.method == "POST":
@@ -252,7 +251,7 @@ class Gateway:
     def _document(self, path: list[str], target: str) -> Reply:
         match path:
             case ["v2"]:
-                extensions = ["binary_tensor_data", "sequence"]
+                extensions = ["binary_tensor_data", "sequence", "system_shared_memory"]
                 return json_reply({"name": "edgeinfer", "version": __version__, "extensions": extensions})
             case ["v2", "health", "live"]:
                 return json_reply({"live": True})
@@ -282,6 +281,7 @@ class Gateway:
         return json_reply(metadata(model, models))
 
     async def _infer(self, connection: Connection, head: Head, name: str, version: str | None) -> None:
+        received_ns = self._clock.now_ns()
         models = self._models()
         model = find_model(models, name, version)
         if head.method != "POST":
@@ -289,18 +289,84 @@ class Gateway:
         if model is None:
             await self._refuse(connection, _unknown(name, version, models))
             return
-        body = await connection.read_body(_max_body_bytes(model.manifest))
-        taken = take_request(model, version, head.headers, body, now_ns=self._clock.now_ns())
+        try:
+            taken = await self._take_request(connection, head, model, version, received_ns)
+        except ProtocolError as error:
+            taken = Refusal(Reason.INPUT_INVALID, str(error))
         if isinstance(taken, Refusal):
             await self._refuse(connection, taken)
-            return
+        elif isinstance(taken, Intake):
+            await self._answer(connection, self._submit(taken.request), taken.form)
+        else:
+            await self._answer(connection, taken, Form())
+
+    async def _take_request(
+        self, connection: Connection, head: Head, model: ModelInfo, version: str | None, received_ns: int
+    ) -> Intake | Refusal | Ticket:
+        """Read a request, no more of it than is needed to refuse it: then its ticket, or why it got none, comes back.
+
+        Raises:
+            ProtocolError: it is not a valid inference request.
+        """
+        most_bytes = _max_body_bytes(model.manifest)
+        connection.check_length(most_bytes)
+        json_bytes = header_length(head.headers)
+        body: bytes | bytearray | memoryview
+        if head.body_bytes is None:
+            header, body = oip.split(await connection.read_body(most_bytes), json_bytes)
+        else:
+            json_bytes = head.body_bytes if json_bytes is None else json_bytes
+            oip.check_header_bytes(json_bytes, head.body_bytes)
+            header, body = memoryview(await connection.read(json_bytes)), b""
+        drafted = draft(model, version, head.headers, header, now_ns=received_ns)
+        if isinstance(drafted, Refusal):
+            return drafted
+        left_bytes = 0 if head.body_bytes is None else head.body_bytes - len(header)
+        if max(connection.unsent_bytes, drafted.shared_bytes) >= ASK_FIRST_BYTES and self._decline is not None:
+            declined = self._decline(drafted.request())
+            if declined is not None:
+                return declined
+        if left_bytes:
+            try:
+                body = await connection.read(left_bytes, self._due_s(drafted))
+            except TimeoutError:
+                return self._submit(drafted.overdue(self._clock.now_ns()))
+        return drafted.complete(body, read_shared(connection, drafted.places, most_bytes))
+
+    def _due_s(self, drafted: Draft) -> float | None:
+        """Return the moment, on the loop's clock, from which on nobody waits for the answer."""
+        due_ns = drafted.due_ns
+        if due_ns is None:
+            return None
+        return asyncio.get_running_loop().time() + (due_ns - self._clock.now_ns()) / NS_PER_S
+
+    async def _answer(self, connection: Connection, ticket: Ticket, form: Form) -> None:
+        """Wait for a request's outcome and send it; one whose caller goes away is cancelled."""
         self._submitted += 1
         self._owed += 1
         self._settled.clear()
+        gone = False
+
+        def leave() -> None:
+            nonlocal gone
+            gone = True
+            ticket.cancel()
+
+        connection.watch(leave)
         try:
-            outcome = await self._outcome(connection, self._submit(taken.request))
-            if outcome is not None:
-                await self._deliver(connection, outcome, taken)
+            try:
+                outcome = await ticket.outcome()
+            finally:
+                connection.unwatch()
+                ticket.cancel()
+            if not gone:
+                await connection.respond(outcome_reply(outcome, form, connection.regions))
+                outcome.request.timeline.delivered_ns = self._clock.now_ns()
+                return
+            self._abandoned += 1
+            if outcome.result is not None:
+                outcome.result.release()
+            raise ConnectionAbortedError("the caller hung up")
         finally:
             self._owed -= 1
             if not self._owed:
@@ -309,30 +375,6 @@ class Gateway:
     async def _refuse(self, connection: Connection, refusal: Refusal) -> None:
         self._refused[refusal.reason.value] += 1
         await connection.respond(refusal_reply(refusal))
-
-    async def _outcome(self, connection: Connection, ticket: Ticket) -> Outcome | None:
-        """Return the outcome; None when the caller went away, whose request is then cancelled and concluded."""
-        waiting = asyncio.create_task(ticket.outcome(), name="gateway-outcome")
-        watching = asyncio.create_task(connection.gone(), name="gateway-watch")
-        try:
-            await asyncio.wait({waiting, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                return waiting.result()
-            self._abandoned += 1
-            ticket.cancel()
-            outcome = await waiting
-            if outcome.result is not None:
-                outcome.result.release()
-            return None
-        finally:
-            ticket.cancel()
-            watching.cancel()
-            await asyncio.wait({watching})
-            waiting.cancel()
-
-    async def _deliver(self, connection: Connection, outcome: Outcome, taken: Intake) -> None:
-        await connection.respond(outcome_reply(outcome, taken.binary))
-        outcome.request.timeline.delivered_ns = self._clock.now_ns()
 
 
 def _unknown(name: str, version: str | None, models: Sequence[ModelInfo]) -> Refusal:
@@ -343,45 +385,3 @@ def _unknown(name: str, version: str | None, models: Sequence[ModelInfo]) -> Ref
 def _max_body_bytes(manifest: Manifest) -> int:
     """Most bytes that a valid request for this model has: a JSON header, and tensors or encoded media behind it."""
     return oip.MAX_HEADER_BYTES + sum(max_medium_bytes(spec) for spec in manifest.inputs)
-
-
-def _listen(path: Path) -> socket.socket:
-    """Bind the socket, over what a service that is gone left there.
-
-    Raises:
-        LinkError: it is taken or cannot be made.
-    """
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise LinkError(f"the socket path {path} has more than {_MAX_PATH_BYTES} bytes; shorten paths.socket")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        if path.exists() or path.is_symlink():
-            _make_way(path)
-        listener.bind(os.fspath(path))
-        path.chmod(0o660)
-    except OSError as error:
-        listener.close()
-        raise LinkError(f"cannot listen on {path}: {error.strerror}") from error
-    except LinkError:
-        listener.close()
-        raise
-    return listener
-
-
-def _make_way(path: Path) -> None:
-    if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise LinkError(f"{path} exists and is no socket; remove it, or change paths.socket")
-    if _answers(path):
-        raise LinkError(f"another service listens on {path}; stop it, or change paths.socket")
-    path.unlink()
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
-        trial.settimeout(1.0)
-        try:
-            trial.connect(os.fspath(path))
-        except OSError:
-            return False
-        return True

@@ -1,5 +1,8 @@
 """Make an `InferRequest` out of an HTTP body and its headers, or say why it cannot be one.
 
+In two steps, because the tensors may come later than what is said about them, and a request may be refused before:
+`draft` reads the JSON header, `Draft.complete` takes the tensors.
+
 Pure: what is valid depends on the manifest and the bytes alone. Parameters of the request (also as headers where
 noted; the header wins):
 
@@ -12,8 +15,8 @@ noted; the header wins):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,7 +27,8 @@ from edgeinfer.artifact.manifest import MAX_DEADLINE_MS
 from edgeinfer.clock import NS_PER_MS
 from edgeinfer.errors import ProtocolError
 from edgeinfer.gateway.catalog import ModelInfo
-from edgeinfer.request import DataScope, Deadlines, InferRequest, Reason, Refusal, Timeline
+from edgeinfer.gateway.regions import Place, place_of
+from edgeinfer.request import DataScope, Deadlines, InferRequest, Payload, Reason, Refusal, Timeline
 
 DEADLINE_HEADER = "edgeinfer-deadline-ms"
 DEFAULT_DEADLINE_MS = 10_000.0
@@ -35,47 +39,132 @@ _MOST_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """The form in which a caller wants its answer."""
+
+    id: str = ""
+    """The caller's own name for the request, given back."""
+    outputs: frozenset[str] = frozenset()
+    """Those that it wants; empty for all."""
+    binary: frozenset[str] | bool = True
+    """Outputs wanted in binary form; True for all, False for none."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """Outputs wanted in the caller's shared memory, and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request whose tensors are not there yet."""
+
+    model: ModelInfo
+    parsed: oip.RequestHeader
+    fields: Mapping[str, Any]
+    """The arguments of `InferRequest` but for its payload."""
+    form: Form
+    places: Mapping[str, Place]
+    """Inputs that lie in the caller's shared memory."""
+
+    def request(self, payload: Payload = Payload(b"")) -> InferRequest:  # noqa: B008 - it is frozen
+        """Return the request with that payload; without one it is good for being refused only."""
+        return InferRequest(payload=payload, **self.fields)
+
+    def overdue(self, now_ns: int) -> InferRequest:
+        """Return a request whose tensors had not come at its deadline: it cannot but expire."""
+        return InferRequest(payload=Payload(b""), **{**self.fields, "deadlines": Deadlines(now_ns)})
+
+    @property
+    def due_ns(self) -> int | None:
+        """When nobody will wait for the answer any more; None when late ones are taken."""
+        deadlines: Deadlines = self.fields["deadlines"]
+        return None if self.fields["accept_late"] else deadlines.total_ns
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the inputs that lie in shared memory."""
+        return sum(place.size_bytes for place in self.places.values())
+
+    def complete(self, body: bytes | bytearray | memoryview, shared: Mapping[str, memoryview]) -> Intake | Refusal:
+        """Check the tensors, and return the whole request; `shared` holds those that lay in shared memory."""
+        try:
+            payload = oip.attach(self.parsed, body, shared)
+        except ProtocolError as error:
+            return Refusal(Reason.INPUT_INVALID, str(error))
+        refusal = check_inputs(self.model.manifest, self.parsed, payload)
+        return refusal or Intake(self.request(payload), self.form)
+
+
+@dataclass(frozen=True, slots=True)
 class Intake:
     """A request as the scheduler takes it, and the form in which its caller wants the answer."""
 
     request: InferRequest
-    binary: frozenset[str] | bool
-    """Outputs wanted in binary form; True for all, False for none."""
+    form: Form
 
 
 def take_request(
     model: ModelInfo, version: str | None, headers: Mapping[str, str], body: bytes | bytearray, *, now_ns: int
 ) -> Intake | Refusal:
-    """Check an inference request completely.
-
-    `headers` have lower-case names. The request's tensors are views of `body`.
-    """
+    """Check an inference request completely whose body is there; as `draft`."""
     try:
-        header, tensors = oip.split(body, _header_length(headers))
-        _require_short(header)
-        parsed, payload = oip.decode_request(header, tensors)
-        parameters = parsed.parameters
-        deadline_ms = _deadline_ms(model, headers, parameters)
-        request = InferRequest(
-            model=model.manifest.name,
-            payload=payload,
-            deadlines=Deadlines(now_ns + round(deadline_ms * NS_PER_MS)),
-            timeline=Timeline(received_ns=now_ns),
-            version=version,
-            priority=_priority(parameters),
-            scope=_scope(parameters),
-            firm=_flag(parameters, "firm", default=True),
-            accept_late=_flag(parameters, "accept_late", default=False),
-            stream=_stream(model.manifest.name, parameters),
-            sequence_start=_flag(parameters, "sequence_start", default=False),
-        )
+        header, tensors = oip.split(body, header_length(headers))
     except ProtocolError as error:
         return Refusal(Reason.INPUT_INVALID, str(error))
-    refusal = check_inputs(model.manifest, parsed, payload) or _check_outputs(model, parsed)
-    return refusal or Intake(request, _binary(parsed))
+    drafted = draft(model, version, headers, header, now_ns=now_ns)
+    return drafted if isinstance(drafted, Refusal) else drafted.complete(tensors, {})
 
 
-def _header_length(headers: Mapping[str, str]) -> int | None:
+def draft(
+    model: ModelInfo,
+    version: str | None,
+    headers: Mapping[str, str],
+    header: bytes | bytearray | memoryview,
+    *,
+    now_ns: int,
+) -> Draft | Refusal:
+    """Check what is said about a request, and return what is known of it before its tensors are.
+
+    `headers` have lower-case names, `header` is the JSON part of the body, `now_ns` when the request came.
+    """
+    try:
+        _require_short(header)
+        parsed = oip.parse_request(header)
+        parameters = parsed.parameters
+        deadline_ms = _deadline_ms(model, headers, parameters)
+        fields = {
+            "model": model.manifest.name,
+            "deadlines": Deadlines(now_ns + round(deadline_ms * NS_PER_MS)),
+            "timeline": Timeline(received_ns=now_ns),
+            "version": version,
+            "priority": _priority(parameters),
+            "scope": _scope(parameters),
+            "firm": _flag(parameters, "firm", default=True),
+            "accept_late": _flag(parameters, "accept_late", default=False),
+            "stream": _stream(model.manifest.name, parameters),
+            "sequence_start": _flag(parameters, "sequence_start", default=False),
+        }
+        places = _places(parsed.inputs)
+        placed = _places(parsed.outputs)
+    except ProtocolError as error:
+        return Refusal(Reason.INPUT_INVALID, str(error))
+    refusal = _check_outputs(model, parsed)
+    form = Form(parsed.id, frozenset(tensor.name for tensor in parsed.outputs), _binary(parsed), placed)
+    return refusal or Draft(model, parsed, fields, form, places)
+
+
+def _places(tensors: Sequence[oip.Tensor]) -> dict[str, Place]:
+    places = {}
+    for tensor in tensors:
+        if (place := place_of(tensor.parameters)) is not None:
+            places[tensor.name] = place
+    return places
+
+
+def header_length(headers: Mapping[str, str]) -> int | None:
+    """Return where the JSON ends; None when there is nothing behind it.
+
+    Raises:
+        ProtocolError: that is no length.
+    """
     text = headers.get(oip.HEADER_LENGTH.lower())
     if text is None:
         return None
@@ -102,7 +191,7 @@ class _HeaderFacts(msgspec.Struct):
 _facts_decoder = msgspec.json.Decoder(_HeaderFacts)
 
 
-def _require_short(header: memoryview) -> None:
+def _require_short(header: bytes | bytearray | memoryview) -> None:
     """Refuse a header that says too much beside its data, before it costs objects on the loop.
 
     Raises:
@@ -112,6 +201,7 @@ def _require_short(header: memoryview) -> None:
         return
     if len(header) > oip.MAX_HEADER_BYTES:
         raise ProtocolError(f"the JSON header has {len(header)} bytes, at most {oip.MAX_HEADER_BYTES} are read")
+    oip.check_plain(header)
     try:
         facts = _facts_decoder.decode(header)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -5,13 +5,16 @@ A refusal's body is JSON: `error` for people, `outcome` and `reason` as `edgeinf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from edgeinfer import oip
+from edgeinfer.errors import ProtocolError
+from edgeinfer.gateway.intake import Form
+from edgeinfer.gateway.regions import Place, Regions
 from edgeinfer.request import Outcome, OutcomeKind, Payload, Reason, Refusal, Result
 
 REFUSAL_STATUS: dict[Reason, int] = {
@@ -39,6 +42,9 @@ ENDING_STATUS: dict[OutcomeKind, int] = {
     OutcomeKind.FAILED: 500,
 }
 """HTTP status of every other ending."""
+
+_TEMPORARY = frozenset({429, 503})
+_LATER = (("retry-after", "1"),)
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
@@ -74,11 +80,11 @@ def refusal_reply(refusal: Refusal) -> Reply:
     return _ending(REFUSAL_STATUS[refusal.reason], refusal.detail, "rejected", refusal.reason.value)
 
 
-def outcome_reply(outcome: Outcome, binary: Collection[str] | bool) -> Reply:
-    """Return the reply to an inference.
+def outcome_reply(outcome: Outcome, form: Form, regions: Regions | None = None) -> Reply:
+    """Return the reply to an inference, in the form that its caller wants.
 
-    `binary` names the outputs that the caller wants in binary form, or says that it wants all or none. With a result,
-    the reply borrows the result's memory until its `release`.
+    With a result, the reply borrows the result's memory until its `release`. Outputs that are wanted in shared memory
+    are written there now; where that fails the reply says so and there is no answer.
     """
     if outcome.result is None:
         if outcome.kind is OutcomeKind.REJECTED:
@@ -88,22 +94,27 @@ def outcome_reply(outcome: Outcome, binary: Collection[str] | bool) -> Reply:
         return _ending(status, outcome.detail, outcome.kind.value, outcome.reason)
     result = outcome.result
     header = oip.response_header(result.payload)
-    asked = oip.request_header(outcome.request.payload)
-    wanted = {tensor.name for tensor in asked.outputs}
-    tensors = [
-        (tensor, raw)
-        for tensor, raw in zip(header.outputs, result.payload.tensors, strict=True)
-        if not wanted or tensor.name in wanted
-    ]
     raws: list[bytes | bytearray | memoryview] = []
-    header.outputs = []
-    for tensor, raw in tensors:
-        if binary is True or (binary is not False and tensor.name in binary):
-            header.outputs.append(tensor)
+    described = []
+    for tensor, raw in zip(header.outputs, result.payload.tensors, strict=True):
+        if form.outputs and tensor.name not in form.outputs:
+            continue
+        place = form.places.get(tensor.name)
+        if place is not None and regions is not None:
+            try:
+                regions.write(place, raw)
+            except ProtocolError as error:
+                result.release()
+                detail = f"output {tensor.name!r}: {error}"
+                return _ending(400, detail, OutcomeKind.REJECTED.value, Reason.INPUT_INVALID.value)
+            tensor.parameters = _written(place, memoryview(raw).nbytes)
+        elif form.binary is True or (form.binary is not False and tensor.name in form.binary):
             raws.append(raw)
         else:
-            header.outputs.append(_in_json(tensor, raw))
-    header.id = asked.id
+            tensor = _in_json(tensor, raw)  # noqa: PLW2901 - the same tensor in another form
+        described.append(tensor)
+    header.outputs = described
+    header.id = form.id
     header.model_name = header.model_name or outcome.request.model
     header.model_version = header.model_version or result.version
     header.parameters |= _facts(outcome, result)
@@ -112,6 +123,14 @@ def outcome_reply(outcome: Outcome, binary: Collection[str] | bool) -> Reply:
         return Reply(200, (encoded,), release=result.release)
     length = ((oip.HEADER_LENGTH, str(len(encoded))),)
     return Reply(200, (encoded, *raws), "application/octet-stream", length, result.release)
+
+
+def _written(place: Place, size_bytes: int) -> dict[str, Any]:
+    return {
+        "shared_memory_region": place.region,
+        "shared_memory_byte_size": size_bytes,
+        "shared_memory_offset": place.offset,
+    }
 
 
 def _facts(outcome: Outcome, result: Result) -> dict[str, Any]:
@@ -133,6 +152,12 @@ def _in_json(tensor: oip.Tensor, raw: bytes | bytearray | memoryview) -> oip.Ten
     return oip.response_header(Payload(encoded)).outputs[0]
 
 
+def busy_reply(detail: str, status: int = 503) -> Reply:
+    """Return the reply to a caller for whom there is no room now, whatever it wanted."""
+    return _ending(status, detail, OutcomeKind.REJECTED.value, Reason.QUEUE_FULL.value)
+
+
 def _ending(status: int, detail: str, kind: str, reason: str) -> Reply:
     error = f"{kind} ({reason}): {detail}" if detail else f"{kind} ({reason})"
-    return json_reply({"error": error, "outcome": kind, "reason": reason, "detail": detail}, status)
+    document = {"error": error, "outcome": kind, "reason": reason, "detail": detail}
+    return Reply(status, (_encoder.encode(document),), headers=_LATER if status in _TEMPORARY else ())

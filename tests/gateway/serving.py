@@ -26,9 +26,9 @@ from edgeinfer.artifact.manifest import (
     check_manifest,
 )
 from edgeinfer.clock import LoopClock
+from edgeinfer.gateway.bounds import Bounds
 from edgeinfer.gateway.catalog import ModelInfo
 from edgeinfer.gateway.gateway import Gateway
-from edgeinfer.gateway.http import Bounds
 from edgeinfer.request import Ending, InferRequest, Outcome, Placement, Result, conclude
 
 DIGEST = "ab" * 32

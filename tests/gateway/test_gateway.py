@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from edgeinfer import oip
 from edgeinfer.clock import LoopClock
 from edgeinfer.errors import LinkError
+from edgeinfer.gateway.bounds import Bounds
 from edgeinfer.gateway.gateway import Gateway
-from edgeinfer.gateway.http import Bounds
 from edgeinfer.request import Ending, InferRequest, Placement, Reason, Refusal, Result
 from tests.gateway.serving import DIGEST, ScriptedSubmit, run_model, serving
 

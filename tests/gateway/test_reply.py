@@ -5,11 +5,11 @@ import math
 import re
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgeinfer import oip
+from edgeinfer.gateway.intake import Form
 from edgeinfer.gateway.reply import ENDING_STATUS, REFUSAL_STATUS, json_reply, outcome_reply
 from edgeinfer.request import (
     Deadlines,
@@ -27,11 +27,8 @@ from edgeinfer.request import (
 )
 
 
-def _request(outputs: tuple[str, ...] = (), **parameters: Any) -> InferRequest:
-    payload = oip.encode_request([("x", "FP32", [1], bytes(4))], request_id="r1", parameters=parameters)
-    header = oip.request_header(payload)
-    header.outputs = [oip.Tensor(name=name) for name in outputs]
-    payload = type(payload)(oip._encoder.encode(header), payload.tensors)
+def _request() -> InferRequest:
+    payload = oip.encode_request([("x", "FP32", [1], bytes(4))])
     return InferRequest("m", payload, Deadlines(10**9), Timeline(received_ns=0), accept_late=True)
 
 
@@ -55,7 +52,7 @@ def test_every_refusal_and_ending_has_a_status() -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_refusal_says_its_reason_to_people_and_programs(reason: Reason) -> None:
-    reply = outcome_reply(conclude(_request(), Refusal(reason, "why"), now_ns=5), binary=True)
+    reply = outcome_reply(conclude(_request(), Refusal(reason, "why"), now_ns=5), Form("r1", binary=True))
     body = json.loads(b"".join(bytes(chunk) for chunk in reply.chunks))
     assert reply.status == REFUSAL_STATUS[reason]
     assert 400 <= reply.status < 600
@@ -69,13 +66,13 @@ def test_a_refusal_says_its_reason_to_people_and_programs(reason: Reason) -> Non
     [(Expired("x"), 504, "expired"), (Failure("crashed", "SIGSEGV"), 500, "failed"), (None, 499, "cancelled")],
 )
 def test_other_endings(ending: Ending, status: int, outcome: str) -> None:
-    reply = outcome_reply(conclude(_request(), ending, now_ns=5), binary=False)
+    reply = outcome_reply(conclude(_request(), ending, now_ns=5), Form("r1", binary=False))
     body = json.loads(bytes(reply.chunks[0]))
     assert (reply.status, body["outcome"]) == (status, outcome)
 
 
 def test_a_json_answer_has_null_for_what_json_cannot_say() -> None:
-    reply = outcome_reply(conclude(_request(), _result(), now_ns=2_500_000), binary=False)
+    reply = outcome_reply(conclude(_request(), _result(), now_ns=2_500_000), Form("r1", binary=False))
     body = json.loads(bytes(reply.chunks[0]))
     assert reply.content_type == "application/json"
     assert body["id"] == "r1"
@@ -95,20 +92,20 @@ def test_an_answer_tells_its_phases() -> None:
     timeline = request.timeline
     timeline.dispatched_ns, timeline.decoded_ns, timeline.started_ns = 1_000_000, 1_500_000, 1_500_000
     timeline.finished_ns, timeline.postprocessed_ns = 9_500_000, 9_750_000
-    reply = outcome_reply(conclude(request, _result(), now_ns=10_000_000), binary=False)
+    reply = outcome_reply(conclude(request, _result(), now_ns=10_000_000), Form("r1", binary=False))
     said = json.loads(bytes(reply.chunks[0]))["parameters"]
     phases = {key: value for key, value in said.items() if key.endswith("_ms")}
     assert phases == {"wait_ms": 1.0, "decode_ms": 0.5, "run_ms": 8.0, "post_ms": 0.25, "latency_ms": 10.0}
 
 
 def test_a_late_answer_says_so() -> None:
-    reply = outcome_reply(conclude(_request(), _result(), now_ns=2 * 10**9), binary=False)
+    reply = outcome_reply(conclude(_request(), _result(), now_ns=2 * 10**9), Form("r1", binary=False))
     assert reply.status == 200
     assert json.loads(bytes(reply.chunks[0]))["parameters"]["outcome"] == "late"
 
 
 def test_a_binary_answer_is_the_tensors_themselves() -> None:
-    reply = outcome_reply(conclude(_request(), _result(), now_ns=5), binary=True)
+    reply = outcome_reply(conclude(_request(), _result(), now_ns=5), Form("r1", binary=True))
     assert reply.headers == ((oip.HEADER_LENGTH, str(len(bytes(reply.chunks[0])))),)
     header, payload = oip.decode_response(bytes(reply.chunks[0]), b"".join(bytes(chunk) for chunk in reply.chunks[1:]))
     assert struct.unpack("<f", bytes(payload.tensors[0][:4])) == (1.5,)
@@ -116,7 +113,7 @@ def test_a_binary_answer_is_the_tensors_themselves() -> None:
 
 
 def test_one_output_in_binary_and_one_in_json() -> None:
-    reply = outcome_reply(conclude(_request(), _result(), now_ns=5), binary=frozenset({"b"}))
+    reply = outcome_reply(conclude(_request(), _result(), now_ns=5), Form("r1", binary=frozenset({"b"})))
     header = json.loads(bytes(reply.chunks[0]))
     assert header["outputs"][0]["data"][0] == 1.5
     assert header["outputs"][1]["parameters"] == {"binary_data_size": 4}
@@ -124,13 +121,13 @@ def test_one_output_in_binary_and_one_in_json() -> None:
 
 
 def test_only_the_outputs_that_were_asked_for() -> None:
-    reply = outcome_reply(conclude(_request(outputs=("b",)), _result(), now_ns=5), binary=False)
+    reply = outcome_reply(conclude(_request(), _result(), now_ns=5), Form("r1", frozenset({"b"}), binary=False))
     assert [tensor["name"] for tensor in json.loads(bytes(reply.chunks[0]))["outputs"]] == ["b"]
 
 
 def test_the_result_is_given_back_by_release_and_not_before() -> None:
     released: list[bool] = []
-    reply = outcome_reply(conclude(_request(), _result(released), now_ns=5), binary=True)
+    reply = outcome_reply(conclude(_request(), _result(released), now_ns=5), Form("r1", binary=True))
     assert not released
     reply.release()
     assert released == [True]
