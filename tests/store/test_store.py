@@ -19,6 +19,7 @@ from edgeinfer.artifact.archive import pack_bundle
 from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.artifact.profile import Profile, read_profile
 from edgeinfer.errors import ArtifactError, DigestMismatch, SessionError
+from edgeinfer.store.crashes import CrashFile, CrashRecord, VariantKey
 from edgeinfer.store.durable import StorageError, write_atomically
 from edgeinfer.store.store import BundleStore, Installed
 from tests.artifact.making import make_bundle
@@ -55,6 +56,47 @@ def test_adds_activates_and_lists(tmp_path: Path) -> None:
     assert store.problems() == []
     again = BundleStore(tmp_path / "state")
     assert _state(again) == _state(store)
+
+
+def test_who_stands_in_for_a_version(tmp_path: Path) -> None:
+    store = BundleStore(tmp_path / "state")
+    for version in ("1.0.0", "1.10.0", "1.9.0", "2.0.0"):
+        store.add(_bundle(tmp_path, version), accept)
+    store.add(_bundle(tmp_path, name="other"), accept)
+    store.activate("tiny", "1.10.0")
+
+    def stand_ins(version: str) -> list[str]:
+        return [item.manifest.version for item in store.earlier(store.active("tiny", version))]
+
+    assert stand_ins("1.10.0") == ["2.0.0", "1.9.0", "1.0.0"], "what was active before, also when it is newer"
+    assert stand_ins("2.0.0") == ["1.10.0", "1.9.0", "1.0.0"]
+    assert stand_ins("1.0.0") == ["1.10.0"], "the active one; never one that is newer for no reason"
+    assert store.earlier(store.active("other")) == []
+
+
+def test_adding_a_bundle_again_ends_its_quarantine_and_removing_it_forgets_it(tmp_path: Path) -> None:
+    store = BundleStore(tmp_path / "state")
+    file = CrashFile(store.state_dir)
+
+    def quarantine(digest: str) -> None:
+        key = VariantKey(digest, "fp32", "1.32.0")
+        file.write({key: CrashRecord(key, "tiny", "1.0.0", crashes=3, quarantined=True)})
+
+    installed = store.add(_bundle(tmp_path), accept)
+    quarantine(installed.digest)
+    quarantine("e" * 64)
+
+    def refuse(*_: object) -> None:
+        raise SessionError("run_failed", "no")
+
+    with pytest.raises(SessionError):
+        store.add(_bundle(tmp_path), refuse)
+    assert file.quarantined(installed.digest), "what fails its probe has not earned another chance"
+    store.add(installed.path, accept)  # what is installed can be given, too
+    assert not file.quarantined(installed.digest)
+    quarantine(installed.digest)
+    store.remove("tiny")
+    assert [key.digest for key in file.read()[0]] == ["e" * 64]
 
 
 def test_versions_are_ordered_as_versions_not_as_text(tmp_path: Path) -> None:

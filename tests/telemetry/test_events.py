@@ -257,6 +257,29 @@ def test_quarantine_is_told_when_it_begins_and_when_it_ends(world: World, watch:
     assert watch.seconds(60) == ["model-released"]
 
 
+def test_another_variant_after_quarantine_is_told_with_what_serves_now(world: World, watch: Watch) -> None:
+    world.models = (replace(MODEL, variant="fp32", quarantined=("1.0 int8",)),)
+    assert watch.seconds(60) == ["model-quarantined"]
+    assert watch.seen[-1].fields["quarantined"] == ["1.0 int8"]
+    assert watch.seen[-1].fields["variant"] == "fp32"
+    assert "1.0 int8 quarantined" in watch.seen[-1].detail
+    world.models = (replace(MODEL, variant="", state="quarantined", quarantined=("1.0 fp32", "1.0 int8")),)
+    assert watch.seconds(60) == ["model-quarantined"], "the second one too"
+    world.models = (MODEL,)
+    assert watch.seconds(60) == ["model-released"]
+
+
+def test_an_earlier_version_that_serves_is_told_with_the_reason(world: World, watch: Watch) -> None:
+    why = "instead of 1.1: killed by SIGSEGV"
+    world.models = (replace(MODEL, wanted_version="1.1", quarantined=("1.1 int8",), detail=why),)
+    assert sorted(watch.seconds(60)) == ["model-fallback", "model-quarantined"]
+    told = next(finding for finding in watch.seen if finding.kind == "model-fallback")
+    assert (told.fields["version"], told.fields["wanted_version"]) == ("1.0", "1.1")
+    assert "SIGSEGV" in told.detail
+    world.models = (replace(MODEL, version="1.1"),)
+    assert sorted(watch.seconds(60)) == ["model-released", "model-restored"]
+
+
 def test_a_disk_that_cannot_be_written_is_told(world: World, watch: Watch) -> None:
     world.storage_degraded = True
     assert watch.seconds(60) == ["storage-degraded"]
