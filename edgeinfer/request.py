@@ -135,6 +135,8 @@ class Timeline:
     finished_ns: int | None = None
     postprocessed_ns: int | None = None
     delivered_ns: int | None = None
+    cpu_ns: int | None = None
+    """CPU time that the run took, over all threads, decoding included (a duration); known of local runs only."""
     network_ns: int | None = None
     """Time on the wire, both ways together, when the request ran next door (a duration)."""
 

@@ -191,3 +191,4 @@ def _mark(timeline: Timeline, marks: Marks) -> None:
     timeline.started_ns = marks.started_ns or None
     timeline.first_result_ns = timeline.finished_ns = marks.finished_ns or None
     timeline.postprocessed_ns = marks.postprocessed_ns or None
+    timeline.cpu_ns = marks.cpu_ns or None

@@ -7,13 +7,15 @@ an output. Decoding media is `decode`'s, running is `session`'s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from edgeinfer import oip
 from edgeinfer.errors import ProtocolError
+from edgeinfer.request import Payload
 from edgeinfer.worker.decode import decode
 from edgeinfer.worker.fault import INPUT_INVALID, Fault
 
@@ -30,6 +32,87 @@ NUMPY_TYPES: Final[dict[str, Any]] = {
 """OIP datatypes with a numpy type. BYTES is an object array of strings; BF16 has none in numpy."""
 
 _OIP_TYPES: Final = {np.dtype(kind): name for name, kind in NUMPY_TYPES.items()}
+
+
+class InputReader:
+    """Reads the requests of one model, request after request. Main thread of the worker only.
+
+    The requests of a caller mostly have the same header, byte for byte, so what it says, and that it keeps the
+    contract, is worked out once for as long as the same one comes. What the tensors hold is looked at every time.
+    """
+
+    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
+        self._specs = specs
+        self._header = b""
+        self._body_bytes = 0
+        self._parsed = oip.RequestHeader([])
+        self._views: list[_View] = []
+
+    def read(self, header: bytes, body: memoryview) -> tuple[oip.RequestHeader, dict[str, NDArray[Any]]]:
+        """Return the header, to be left as it is, and the arrays of the inputs, as `read_inputs` does."""
+        if header != self._header or len(body) != self._body_bytes:
+            parsed = oip.request_header(Payload(header))
+            feeds = read_inputs(parsed, body, self._specs)
+            self._remember(header, parsed, len(body))
+            return parsed, feeds
+        feeds = {}
+        for view in self._views:
+            array: NDArray[Any] = np.frombuffer(body, view.kind, view.items, view.offset).reshape(view.shape)
+            _check_finite(view.spec, array)
+            feeds[view.name] = array
+        return self._parsed, feeds
+
+    def _remember(self, header: bytes, parsed: oip.RequestHeader, body_bytes: int) -> None:
+        """Keep what is known of a header whose inputs are all views of the body."""
+        views: list[_View] = []
+        offset = 0
+        for tensor in parsed.inputs:
+            kind, size = NUMPY_TYPES.get(tensor.datatype), tensor.binary_size or 0
+            item_bytes = 0 if kind is None else np.dtype(kind).itemsize
+            if kind is None or not size or offset % item_bytes:
+                return
+            spec = self._specs.get(tensor.name)
+            views.append(_View(tensor.name, kind, size // item_bytes, offset, tuple(tensor.shape), spec))
+            offset += size
+        self._header, self._body_bytes, self._parsed, self._views = header, body_bytes, parsed, views
+
+
+class _View(NamedTuple):
+    """Where one input lies in the body, and as what."""
+
+    name: str
+    kind: Any
+    items: int
+    offset: int
+    shape: tuple[int, ...]
+    spec: TensorSpec | None
+
+
+class AnswerHeads:
+    """Makes the answers of one model; their heads are encoded anew only when they say something new."""
+
+    def __init__(self, model: str, version: str) -> None:
+        self._model = model
+        self._version = version
+        self._said: object = None
+        self._header = b""
+
+    def answer(self, outputs: Mapping[str, NDArray[Any]], parameters: dict[str, Any], request_id: str) -> Payload:
+        """Return the answer that says these outputs and parameters; it references the arrays.
+
+        Raises:
+            Fault: `output_unsupported`.
+        """
+        raw = [raw_output(name, array) for name, array in outputs.items()]
+        said = [(name, datatype, shape, memoryview(data).nbytes) for name, datatype, shape, data in raw]
+        what = (said, parameters, request_id)
+        if what != self._said:
+            payload = oip.encode_response(
+                raw, model=self._model, version=self._version, parameters=parameters, request_id=request_id
+            )
+            self._said, self._header = what, payload.header
+            return payload
+        return Payload(self._header, tuple(data for _, _, _, data in raw))
 
 
 def read_inputs(
@@ -70,9 +153,13 @@ def _array(tensor: oip.Tensor, spec: TensorSpec | None, raw: memoryview) -> NDAr
         raise Fault(INPUT_INVALID, f"input {tensor.name!r}: {error}") from error
     if spec is not None:
         _check_contract(spec, array)
-        if not spec.allow_non_finite and (count := count_non_finite(array)):
-            raise Fault(INPUT_INVALID, f"input {tensor.name!r} has {count} values that are NaN or infinite")
+    _check_finite(spec, array)
     return array
+
+
+def _check_finite(spec: TensorSpec | None, array: NDArray[Any]) -> None:
+    if spec is not None and not spec.allow_non_finite and (count := count_non_finite(array)):
+        raise Fault(INPUT_INVALID, f"input {spec.name!r} has {count} values that are NaN or infinite")
 
 
 def tensor_array(tensor: oip.Tensor, raw: memoryview) -> NDArray[Any]:
@@ -121,11 +208,16 @@ def _check_contract(spec: TensorSpec, array: NDArray[Any]) -> None:
 
 
 def count_non_finite(array: NDArray[Any]) -> int:
-    """Return how many elements are NaN or infinite. A sum tells the usual case in one pass, without memory."""
+    """Return how many elements are NaN or infinite.
+
+    The sum of their squares tells the usual case in one pass without memory: it is finite only if they all are. That it
+    may overflow is nobody's business: workers have numpy's warnings off.
+    """
     if array.dtype.kind != "f":
         return 0
-    with np.errstate(all="ignore"):
-        if np.isfinite(array.sum(dtype=np.float32 if array.dtype == np.float16 else None)):
+    if array.dtype != np.float16:  # which has no fast product, and overflows soon
+        flat = array.reshape(-1)
+        if math.isfinite(np.dot(flat, flat)):
             return 0
     return int(array.size - np.count_nonzero(np.isfinite(array)))
 

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 import onnxruntime as ort
 
 from edgeinfer import oip
@@ -69,6 +70,7 @@ def run_worker(sock: socket.socket, daemon_pid: int) -> int:
     lineage.offer_to_oom_killer(WORKER_OOM_SCORE_ADJ)
     lineage.name_process("edgeinfer-worker")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # cores of crashing models would fill the card
+    np.seterr(all="ignore")  # what is not finite is refused or allowed, and never printed
     channel: Channel = ProcessEnd(sock, ToWorker)
     try:
         channel.send(Hello(PROTOCOL, os.getpid()))
@@ -164,7 +166,8 @@ class Runner:
     def __init__(self, spec: LoadSpec, model: session.Model, channel: Channel, inbox: Inbox) -> None:
         self.states = SequenceStates(spec.state, spec.max_streams)
         self._spec = spec
-        self._inputs = {tensor.name: tensor for tensor in spec.inputs}
+        self._inputs = feed.InputReader({tensor.name: tensor for tensor in spec.inputs})
+        self._answers = feed.AnswerHeads(spec.model, spec.version)
         self._outputs = {tensor.name: tensor for tensor in spec.outputs}
         self._state_outputs = {state.output: state for state in spec.state}
         self._model = model
@@ -183,11 +186,11 @@ class Runner:
         self._channel.send(answer)
 
     def _answer(self, run: Run, marks: Marks) -> Done:
+        begun_cpu_ns = time.process_time_ns()
         options = ort.RunOptions()  # a fresh one each time: a terminated one ends every later run
         self._inbox.runs.begin(run.run, lambda: setattr(options, "terminate", True))
         header_view, body = read_body(self._inbox.slots.view(run.request.slot), run.request)
-        header = oip.request_header(Payload(bytes(header_view)))
-        feeds = feed.read_inputs(header, body, self._inputs)
+        header, feeds = self._inputs.read(bytes(header_view), body)
         state, state_reset = self.states.begin(run.stream, sequence_start=run.sequence_start)
         marks.decoded_ns = marks.started_ns = time.monotonic_ns()
         try:
@@ -203,6 +206,7 @@ class Runner:
         response = self._write(run, header, public)
         self.states.keep(run.stream, outputs)  # last: a run that fails leaves the state as it was
         marks.postprocessed_ns = time.monotonic_ns()
+        marks.cpu_ns = time.process_time_ns() - begun_cpu_ns
         return Done(run.run, response, marks, state_reset, comparison)
 
     def _compare(self, run: Run, outputs: Arrays) -> Comparison | None:
@@ -217,13 +221,7 @@ class Runner:
         if self._spec.classes is not None:
             parameters.update(feed.label(self._spec.classes, outputs))
         wanted = feed.only(outputs, header.outputs)
-        response = oip.encode_response(
-            [feed.raw_output(name, array) for name, array in wanted.items()],
-            model=self._spec.model,
-            version=self._spec.version,
-            parameters=parameters,
-            request_id=header.id,
-        )
+        response = self._answers.answer(wanted, parameters, header.id)
         room = self._room_for(run, body_bytes(response))
         return write_body(self._inbox.slots.view(room.slot), room.slot, room.offset, response)
 

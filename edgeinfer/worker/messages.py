@@ -271,6 +271,8 @@ class Marks(msgspec.Struct, array_like=True):
     started_ns: int = 0
     finished_ns: int = 0
     postprocessed_ns: int = 0
+    cpu_ns: int = 0
+    """CPU time of all the worker's threads from the first step to the last (a duration)."""
 
 
 class Comparison(msgspec.Struct, frozen=True, omit_defaults=True):

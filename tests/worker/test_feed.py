@@ -75,11 +75,13 @@ def test_input_outside_the_contract_is_named_with_what_was_expected(
 
 @given(hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)))
 def test_non_finite_values_are_counted_exactly(array: np.ndarray[Any, np.dtype[np.float32]]) -> None:
-    assert feed.count_non_finite(array) == sum(not np.isfinite(value) for value in array)
+    with np.errstate(all="ignore"):
+        assert feed.count_non_finite(array) == sum(not np.isfinite(value) for value in array)
 
 
 def test_finite_values_whose_sum_overflows_are_finite() -> None:
-    assert feed.count_non_finite(np.full(8, np.finfo(np.float32).max, np.float32)) == 0
+    with np.errstate(all="ignore"):
+        assert feed.count_non_finite(np.full(8, np.finfo(np.float32).max, np.float32)) == 0
     assert feed.count_non_finite(np.full(8, np.finfo(np.float16).max, np.float16)) == 0
 
 
@@ -119,3 +121,50 @@ def test_only_the_outputs_that_were_asked_for_are_given() -> None:
     assert list(feed.only(outputs, [oip.Tensor("b")])) == ["b"]
     with pytest.raises(Fault, match="no output 'c'; the model gives a, b"):
         feed.only(outputs, [oip.Tensor("c")])
+
+
+PAIR = {"x": TensorSpec("x", "FP32", [1, -1], [1, 8]), "n": TensorSpec("n", "INT64", [1])}
+
+
+def pair(values: list[float], number: int) -> tuple[bytes, memoryview]:
+    x = np.array([values], np.float32)
+    payload = oip.encode_request(
+        [("x", "FP32", list(x.shape), x.tobytes()), ("n", "INT64", [1], np.int64(number).tobytes())]
+    )
+    return payload.header, memoryview(b"".join(payload.tensors))
+
+
+def test_requests_with_one_header_are_read_each_for_itself() -> None:
+    reader = feed.InputReader(PAIR)
+    for values, number in (([1.0, 2.0], 1), ([3.0, 4.0], 2), ([5.0], 3), ([6.0, 7.0], 4)):
+        header, feeds = reader.read(*pair(values, number))
+        assert [tensor.name for tensor in header.inputs] == ["x", "n"]
+        assert feeds["x"].tolist() == [values]
+        assert feeds["n"].tolist() == [number]
+        assert feeds["x"].flags.aligned
+
+
+def test_what_a_known_header_announces_is_still_looked_at() -> None:
+    reader = feed.InputReader(PAIR)
+    header, body = pair([1.0, 2.0], 1)
+    reader.read(header, body)
+    _, wrong = pair([1.0, np.nan], 1)
+    with pytest.raises(Fault, match="1 values that are NaN"):
+        reader.read(header, wrong)
+    with pytest.raises(Fault, match="are left"):
+        reader.read(header, body[:-8])
+
+
+def test_answers_say_what_they_hold_also_when_the_one_before_held_something_else() -> None:
+    heads = feed.AnswerHeads("m", "1.0.0")
+    one, two = np.zeros(2, np.float32), np.ones((1, 2), np.int64)
+    asked: list[tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any], str]] = [
+        ({"y": one}, {}, ""), ({"y": one + 1}, {}, ""), ({"y": two}, {}, ""), ({"y": two}, {}, "id"),
+        ({"y": two}, {"label": "cat"}, "id"), ({"z": two}, {}, "id"), ({"z": two}, {}, "id"),
+    ]  # fmt: skip
+    for outputs, parameters, request_id in asked:
+        payload = heads.answer(outputs, parameters, request_id)
+        header, _ = oip.decode_response(payload.header, memoryview(b"".join(map(bytes, payload.tensors))))
+        assert (header.id, header.parameters) == (request_id, parameters)
+        for tensor, raw in zip(header.outputs, payload.tensors, strict=True):
+            np.testing.assert_array_equal(feed.tensor_array(tensor, memoryview(bytes(raw))), outputs[tensor.name])
