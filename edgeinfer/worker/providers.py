@@ -62,7 +62,9 @@ def choose(spec: LoadSpec, options: ort.SessionOptions) -> Chosen | None:
     if CPU_PROVIDER not in spec.providers:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         options.intra_op_num_threads = 1  # nothing is computed by threads of ONNX Runtime's own
-    built_in = set(ort.get_available_providers())
+    # A plug-in that is registered already is listed like one of the build (the toolchain loads several models).
+    built_in = {name for name in ort.get_available_providers() if name not in PROVIDERS or not _offers(PROVIDERS[name])}
+    built_in.add(CPU_PROVIDER)
     chosen = [(name, dict(spec.provider_options.get(name, {}))) for name in spec.providers]
     if built_in.issuperset(spec.providers):
         return chosen
@@ -87,7 +89,7 @@ def node_counts(session: ort.InferenceSession, spec: LoadSpec) -> dict[str, int]
 def _add_plugin(spec: LoadSpec, provider: Provider, asked: Mapping[str, str], options: ort.SessionOptions) -> None:
     os.environ.update(_ENVIRONMENT.get(provider.name, {}))  # of this worker only, before the library looks
     try:
-        if not _offers(provider):  # the toolchain loads several models in one process
+        if not _offers(provider):
             package: Any = importlib.import_module(provider.plugin)
             ort.register_execution_provider_library(provider.plugin, package.get_library_path())
     except Exception as error:  # whatever a foreign package and its library raise
@@ -111,6 +113,9 @@ def _add_plugin(spec: LoadSpec, provider: Provider, asked: Mapping[str, str], op
 
 
 def _offers(provider: Provider) -> list[Any]:
+    """Return the devices on which a registered plug-in offers to run."""
+    if not provider.plugin or not hasattr(ort, "get_ep_devices"):
+        return []
     return [offer for offer in ort.get_ep_devices() if offer.ep_name == provider.name]
 
 

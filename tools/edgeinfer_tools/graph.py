@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, checker, helper, version_converter
 
+from edgeinfer.artifact.epcontext import refuse_compiled_contexts
 from edgeinfer_tools.faults import ModelRefused
 from edgeinfer_tools.recipe import Recipe
 
@@ -62,7 +63,9 @@ def load_source(path: Path) -> onnx.ModelProto:
 
     Raises:
         ModelRefused: not an ONNX model, or one that cannot be built from.
+        UnsignedContext: it holds code that an execution provider has compiled.
     """
+    refuse_compiled_contexts(path)
     try:
         model = onnx.load(str(path))
     except Exception as error:  # protobuf's errors share no base with onnx's

@@ -8,12 +8,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from edgeinfer.artifact.board import Board
 from edgeinfer.artifact.profile import OperatingCost, Profile
+from edgeinfer.artifact.provider import CPU_PROVIDER
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer_tools import model_file, recipe_code
 from edgeinfer_tools.calibration import CheckedSamples
@@ -63,10 +63,16 @@ class Job:
         self, model: Path, level: Level = "all", threads: int = 1, *, variant: VariantRecipe | None = None
     ) -> Runner:
         """Load a model of this job in this process, on the providers of its variant where one is given."""
-        runner = partial(Runner, model, state=self.recipe.state, level=level, threads=threads)
-        if variant is None:
-            return runner()
-        return runner(providers=variant.providers, provider_options=variant.provider_options)
+        providers = [CPU_PROVIDER] if variant is None else variant.providers
+        options = {} if variant is None else variant.provider_options
+        return Runner(
+            model,
+            state=self.recipe.state,
+            level=level,
+            threads=threads,
+            providers=providers,
+            provider_options=options,
+        )
 
     def streams(self, function: str) -> Iterator[Stream]:
         """Return what data.py's `function` yields for the fetched files.
