@@ -150,3 +150,31 @@ async def test_a_zygote_that_does_not_answer_is_replaced(monkeypatch: pytest.Mon
     newborn.sock.close()
     assert await newborn.child.killed()
     await nursery.close()
+
+
+VENDOR = """
+import os
+__version__ = "1.23.0+jp62"
+class OrtAllocatorType: ORT_ARENA_ALLOCATOR = 0
+class SessionOptions: pass
+class RunOptions: pass
+class NodeArg: pass
+class InferenceSession: pass
+def get_available_providers(): return ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+"""
+
+
+async def test_the_board_vendors_own_build_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Another distribution's name, another version, no plug-ins: what counts is the module `onnxruntime`."""
+    environment = fake_runtime(tmp_path, VENDOR)
+    metadata = tmp_path / "onnxruntime_gpu-1.23.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.23.0\n")
+    nursery = Nursery(environment=environment)
+    snapshot = await nursery.start()
+    try:
+        assert snapshot.state is NurseryState.READY, snapshot.reason
+        assert snapshot.onnxruntime == "1.23.0+jp62"
+        assert snapshot.providers == ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
+    finally:
+        await nursery.close()
