@@ -88,11 +88,8 @@ class Scheduler:
         ticket = PendingTicket(request, self._cancel)
         self._open[request.id] = ticket
         self._empty.clear()
-        if self._draining:
-            self._end(ticket, Refusal(Reason.DRAINING, "the service is draining: no new requests"))
-        elif request.deadlines.start_by_ns <= now_ns and not request.accept_late:
-            late_ms = (now_ns - request.deadlines.start_by_ns) / 1e6
-            self._end(ticket, Expired(f"it came {late_ms:.1f} ms after its deadline"))
+        if (closed := self._closed_to(request, now_ns)) is not None:
+            self._end(ticket, closed)
         elif self._start_at_once(ticket, now_ns):
             request.timeline.admitted_ns = now_ns
         elif (refusal := self._settle(ticket, now_ns)) is not None:
@@ -100,6 +97,34 @@ class Scheduler:
         else:
             request.timeline.admitted_ns = now_ns
         return ticket
+
+    def decline(self, request: InferRequest) -> Ticket | None:
+        """Refuse a request whose data has not come yet, if it would be refused now; None when its data may come.
+
+        One that is declined was received and has ended like any other; its payload may be empty. One that is not has
+        left no trace: submit it, with its data, later.
+        """
+        now_ns = self._clock.now_ns()
+        ticket = PendingTicket(request, self._cancel)
+        ending: Refusal | Expired | Choice | None = self._closed_to(request, now_ns)
+        if ending is None:
+            ending = self._options.choose(ticket, self._limits, now_ns)
+        if not isinstance(ending, (Refusal, Expired)):
+            return None
+        self._accounting.received(request)
+        self._open[request.id] = ticket
+        self._empty.clear()
+        self._end(ticket, ending)
+        return ticket
+
+    def _closed_to(self, request: InferRequest, now_ns: int) -> Refusal | Expired | None:
+        """Return why the request is out of the question whatever there is to do."""
+        if self._draining:
+            return Refusal(Reason.DRAINING, "the service is draining: no new requests")
+        if request.deadlines.start_by_ns <= now_ns and not request.accept_late:
+            late_ms = (now_ns - request.deadlines.start_by_ns) / 1e6
+            return Expired(f"it came {late_ms:.1f} ms after its deadline")
+        return None
 
     def set_limits(self, limits: Limits) -> None:
         """Obey `limits` from now on; what runs already goes on, what can't be kept is told at once."""

@@ -647,6 +647,26 @@ async def test_draining_finishes_what_was_admitted_and_refuses_the_rest(w: World
     assert w.scheduler.snapshot().draining
 
 
+@on_virtual_time()
+async def test_what_would_be_refused_is_declined_before_its_data_comes_and_counted_like_any_other(w: World) -> None:
+    assert w.scheduler.decline(w.request("20ms", 900)) is None
+    assert w.scheduler.snapshot().in_flight == 0
+    for _ in range(4):
+        w.submit("20ms", 900)
+    hopeless = w.scheduler.decline(w.request("20ms", 5))
+    late = w.scheduler.decline(w.request("20ms", 0))
+    assert hopeless is not None
+    assert late is not None
+    refused, expired = await hopeless.outcome(), await late.outcome()
+    assert (refused.kind, refused.reason) == (REJECTED, "deadline_unreachable")
+    assert expired.kind is EXPIRED
+    assert w.accounting.total.received == 6
+    w.scheduler.start_draining()
+    drained = w.scheduler.decline(w.request("20ms", 900))
+    assert drained is not None
+    assert (await drained.outcome()).reason == "draining"
+
+
 # The dispatcher itself
 
 
