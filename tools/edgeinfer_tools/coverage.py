@@ -205,16 +205,16 @@ def coverage(work: list[Work], made: onnx.ModelProto) -> Coverage:
 def _float_nodes(made: onnx.ModelProto) -> set[tuple[str, str]]:
     """Return name and type (as in the float model) of the nodes that take no quantized tensor."""
     found = set()
-    made = infer_shapes(made)
-    for graph in graphs(made.graph):
-        producers = {name: node for node in graph.node for name in node.output}
-        constants = (*made.graph.initializer, *graph.initializer)
-        small = {item.name for item in constants if item.data_type in _SMALL}
-        small |= {
-            item.name
-            for item in (*graph.value_info, *graph.input, *graph.output)
-            if item.type.tensor_type.elem_type == TensorProto.FLOAT16
-        }
+    every = list(graphs(infer_shapes(made).graph))  # bodies name tensors of the graphs around them
+    producers = {name: node for graph in every for node in graph.node for name in node.output}
+    small = {item.name for graph in every for item in graph.initializer if item.data_type in _SMALL}
+    small |= {
+        item.name
+        for graph in every
+        for item in (*graph.value_info, *graph.input, *graph.output)
+        if item.type.tensor_type.elem_type == TensorProto.FLOAT16
+    }
+    for graph in every:
         for node in graph.node:
             if node.op_type not in HEAVY or node.domain not in {"", "ai.onnx"}:
                 continue

@@ -37,7 +37,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 POOR_RATIO = 0.6
 """An 8-bit file that is larger than this share of the float one was hardly quantized."""
 LARGE_DISAGREEMENT = 0.1
-"""Share of the largest output by which fused kernels may differ from the plain graph; a step or two of 8 bits is 1 %."""
+"""Share of the largest output by which fused kernels may differ from the plain graph; a step of 8 bits is 0.4 %."""
 _TYPES = {"u8": "QUInt8", "s8": "QInt8", "u16": "QUInt16", "s16": "QInt16"}
 
 
