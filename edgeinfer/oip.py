@@ -19,7 +19,7 @@ import itertools
 import math
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +36,8 @@ MAX_LISTS = 1 << 16
 """Most lists (brackets, wherever they stand) in a JSON header; 100,000 small ones cost more time than a model run."""
 MAX_OBJECTS = 1 << 13
 """Most objects in a JSON header."""
+MAX_QUOTES = 1 << 16
+"""Most quotation marks in a JSON header: two for each text."""
 MAX_TENSORS = 64
 MAX_RANK = 8
 _SMALL_BYTES = 64 << 10
@@ -87,6 +89,7 @@ class ResponseHeader(msgspec.Struct, omit_defaults=True):
 
 Header = RequestHeader | ResponseHeader
 
+_LENGTH = struct.Struct("<I")
 _encoder = msgspec.json.Encoder()
 _request_decoder = msgspec.json.Decoder(RequestHeader)
 _response_decoder = msgspec.json.Decoder(ResponseHeader)
@@ -273,17 +276,26 @@ def bytes_elements(raw: bytes | bytearray | memoryview) -> list[memoryview]:
     Raises:
         ProtocolError: the lengths do not add up.
     """
-    view, items, at = memoryview(raw).cast("B"), [], 0
-    while at < len(view):
-        if at + 4 > len(view):
-            raise ProtocolError(f"a BYTES tensor ends inside a length, at byte {at} of {len(view)}")
-        (length,) = struct.unpack_from("<I", view, at)
+    view = memoryview(raw).cast("B")
+    return [view[start:end] for start, end in _element_spans(view)]
+
+
+def _element_spans(raw: bytes | bytearray | memoryview) -> Iterator[tuple[int, int]]:
+    """Yield where each element of a BYTES tensor begins and ends.
+
+    Raises:
+        ProtocolError: the lengths do not add up.
+    """
+    at, size = 0, memoryview(raw).nbytes
+    while at < size:
+        if at + 4 > size:
+            raise ProtocolError(f"a BYTES tensor ends inside a length, at byte {at} of {size}")
+        (length,) = _LENGTH.unpack_from(raw, at)
         at += 4
-        if at + length > len(view):
-            raise ProtocolError(f"a BYTES element of {length} bytes overruns its tensor of {len(view)} bytes")
-        items.append(view[at : at + length])
+        if at + length > size:
+            raise ProtocolError(f"a BYTES element of {length} bytes overruns its tensor of {size} bytes")
+        yield at, at + length
         at += length
-    return items
 
 
 def _text_or_bytes(item: memoryview) -> str | bytes:
@@ -316,7 +328,9 @@ def check_plain(header: bytes | bytearray | memoryview) -> None:
         ProtocolError: it has too many lists or objects.
     """
     raw = bytes(header)
-    for sign, most, what in ((b"[", MAX_LISTS, "lists"), (b"{", MAX_OBJECTS, "objects")):
+    for sign, most, what in (
+        (b"[", MAX_LISTS, "lists"), (b"{", MAX_OBJECTS, "objects"), (b'"', MAX_QUOTES, "quotation marks"),
+    ):  # fmt: skip
         if (found := raw.count(sign)) > most:
             raise ProtocolError(
                 f"the JSON header has {found} {what}, at most {most} are read; "
@@ -377,7 +391,7 @@ def _element_count(tensor: Tensor, role: str) -> int:
 def _check_size(tensor: Tensor, raw: bytes | memoryview, count: int, role: str) -> None:
     size = memoryview(raw).nbytes
     if tensor.datatype == "BYTES":
-        if (got := len(bytes_elements(raw))) != count:
+        if (got := sum(1 for _ in _element_spans(raw))) != count:
             raise ProtocolError(f"{role} {tensor.name!r} of shape {tensor.shape} has {got} elements, not {count}")
     elif size != (expected := count * ITEM_BYTES[tensor.datatype]):
         raise ProtocolError(
@@ -391,9 +405,12 @@ def _from_json(tensor: Tensor, count: int, role: str) -> bytes:
     if tensor.datatype.startswith(("INT", "UINT")):
         kind = int
     try:
-        flat = msgspec.convert(_flatten(tensor.data), list[kind])
-        if len(flat) != count:
-            raise ProtocolError(f"{role} {tensor.name!r} of shape {tensor.shape} has {len(flat)} elements, not {count}")
+        leaves = _flatten(tensor.data)
+        if len(leaves) != count:
+            raise ProtocolError(
+                f"{role} {tensor.name!r} of shape {tensor.shape} has {len(leaves)} elements, not {count}"
+            )
+        flat = msgspec.convert(leaves, list[kind])
         if tensor.datatype == "BYTES":
             return b"".join(bytes_element(item.encode()) for item in flat)
         if tensor.datatype == "BOOL":

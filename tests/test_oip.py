@@ -183,6 +183,7 @@ WRONG: dict[str, tuple[Any, bytes, str]] = {
     "nesting without end": (b'{"inputs":' + b"[" * 60_000, b"", "not a valid inference header"),
     "more lists than data needs": (b'{"inputs":[' + b"[]," * 300_000, b"", "lists, at most 65536 are read; send data"),
     "more objects than there are tensors": (b'{"inputs":[' + b"{}," * 300_000, b"", "objects, at most 8192 are read"),
+    "more texts than anybody reads": (b'{"inputs":[{"data":[' + b'"",' * 300_000, b"", "quotation marks, at most 65536"),
     "lists beside numbers": ({"inputs": [_tensor(data=[[1], 2])]}, b"", "data that is not UINT8"),
     "lists within numbers": ({"inputs": [_tensor(data=[1, [2]])]}, b"", "data that is not UINT8"),
     "texts beside lists": ({"inputs": [_tensor(datatype="BYTES", data=[["a"], "b"])]}, b"", "data that is not BYTES"),

@@ -9,10 +9,10 @@ SCRATCH_BYTES: Final = 256 << 10
 """One buffer for all connections, for what is read before its place is known and for what nobody will take."""
 READ_BYTES: Final = 64 << 10
 """Most that is read at once before a body's length is known."""
-_DECODING_BYTES: Final = 24 << 20
+_DECODING_BYTES: Final = 16 << 20
 """What one JSON header of the largest size becomes while it is decoded; one at a time is."""
-_SHARE: Final = 16
-_LEAST_BODIES_BYTES: Final = 8 << 20
+_SHARE: Final = 32
+_LEAST_BODIES_BYTES: Final = 4 << 20
 _MOST_BODIES_BYTES: Final = 64 << 20
 
 
@@ -59,9 +59,9 @@ class Bounds:
 
 
 def bounds_within(ceiling_bytes: int) -> Bounds:
-    """Return bounds for a service that may use so much memory: a sixteenth of it for bodies, from 8 to 64 MiB."""
+    """Return bounds for a service that may use so much memory: a 32nd of it for bodies, from 4 to 64 MiB."""
     bodies = min(max(ceiling_bytes // _SHARE, _LEAST_BODIES_BYTES), _MOST_BODIES_BYTES)
-    return Bounds(body_bytes_in_flight=bodies, copied_bytes=min(bodies, 8 << 20))
+    return Bounds(body_bytes_in_flight=bodies, copied_bytes=min(bodies // 2, 8 << 20))
 
 
 class Room:
