@@ -8,7 +8,7 @@ BUNDLES := build/bundles
 MODELS := pp-ocr-det silero-vad support-intent
 BOARD := device-configs/generic-x86.toml
 
-.PHONY: help demo test test-fast lint format bench bench-show bundles wheel setup clean
+.PHONY: help demo test test-fast test-openvino lint format bench bench-show bundles wheel setup clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -41,6 +41,10 @@ test: setup bundles  ## all tests
 
 test-fast: $(VENV)/.installed  ## the tests that start no process and take under a quarter of a second
 	$(BIN)/pytest -m "not slow and not system" $(PYTEST_ARGS)
+
+test-openvino: setup bundles  ## the tests of the OpenVINO plug-in, which they install (53 MB), and what it gains here
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[openvino]'
+	$(BIN)/pytest -rA tests/worker/test_providers.py tests/execution/test_providers.py tests/tools/test_providers.py tests/system/test_accelerator.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed  ## style and types
 	$(BIN)/ruff check .

@@ -87,6 +87,7 @@ async def _probe(bundle: Path, manifest: Manifest, flags: frozenset[str]) -> Non
         if runtime.onnxruntime and _older(runtime.onnxruntime, manifest.runtime.onnxruntime):
             raise UnsupportedSchema(
                 f"{title} needs onnxruntime {manifest.runtime.onnxruntime} or newer, {runtime.onnxruntime} is installed"
+                ": update it, or build the bundle for it (onnxruntime in the recipe)"
             )
         reasons = {item.name: unfit(item, cpu_flags=flags, providers=runtime.providers) for item in manifest.variants}
         if all(reasons.values()):

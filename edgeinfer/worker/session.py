@@ -111,7 +111,8 @@ def load(spec: LoadSpec, log: Logger) -> Model:
     Raises:
         Fault: with what is wrong with the file, the contract or this runtime.
     """
-    ort.set_default_logger_callback(lambda severity, _category, _id, _at, text: log(_level(severity), clean(text)), 2)
+    if hasattr(ort, "set_default_logger_callback"):  # a board vendor's older build (1.23) has none: it writes to stderr
+        ort.set_default_logger_callback(lambda level, _category, _id, _at, text: log(_level(level), clean(text)), 2)
     _refuse_compiled_contexts(spec)
     if spec.form == "prepacked":
         _keep_freed_blocks(_LARGE_BLOCK_BYTES)

@@ -15,9 +15,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from edgeinfer.clock import NS_PER_MS
 from edgeinfer.errors import SessionError
 from edgeinfer.worker.nursery import Nursery
-from edgeinfer.worker.spec import WorkerLimits
+from edgeinfer.worker.spec import WorkerLimits, bare_spec
 from edgeinfer.worker.worker import EndCause, RunResult, Worker
 from tests.artifact.test_epcontext import PLACES, context, model
+from tests.worker import graphs
 from tests.worker.conftest import StartWorker, in_ms, output, process_is_gone, request_of
 
 OPENVINO, CPU = "OpenVINOExecutionProvider", "CPUExecutionProvider"
@@ -202,3 +203,35 @@ async def test_a_model_that_is_none_is_still_explained_by_the_runtime(
     path.write_bytes(b"EPContext, or so it says")
     with pytest.raises(SessionError, match="model_invalid"):
         await start_worker(path)
+
+
+OLDER = """
+import importlib.util, pathlib
+__path__ = [{real!r}]
+exec(compile(pathlib.Path({real!r}, "__init__.py").read_text(), "older", "exec"))
+for name in ("set_default_logger_callback", "register_execution_provider_library", "get_ep_devices"):
+    globals().pop(name)
+del InferenceSession.get_provider_graph_assignment_info
+__version__ = "1.18.0+vendor"
+"""
+"""The installed build without what came after 1.18; a real 1.23.2 was tried by hand."""
+
+
+async def test_an_older_build_of_a_board_vendor_runs_models_too(tmp_path: Path) -> None:
+    real = importlib.util.find_spec("onnxruntime")
+    assert real is not None
+    assert real.submodule_search_locations
+    package = tmp_path / "onnxruntime"
+    package.mkdir()
+    (package / "__init__.py").write_text(OLDER.format(real=real.submodule_search_locations[0]))
+    nursery = Nursery(environment={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"})
+    snapshot = await nursery.start()
+    try:
+        assert snapshot.onnxruntime == "1.18.0+vendor"
+        assert OPENVINO not in snapshot.providers  # it is too old for plug-ins
+        path = graphs.write(tmp_path / "m.onnx", conv_net())
+        worker = await Worker.start(nursery, bare_spec(path, threads=1), deadline_ns=in_ms(10_000))
+        output(await worker.run(request_of(x=picture()), deadline_ns=in_ms(5000)))
+        await worker.stop(grace_ns=0)
+    finally:
+        await nursery.close()
