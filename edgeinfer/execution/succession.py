@@ -91,7 +91,7 @@ class Succession:
                 return before
             candidates = await self._candidates(section, installed, serves=before is not None)
             if before is None:
-                await self._room.close(wanted)  # what recovers or is quarantined: a load begins anew
+                await self._room.close(wanted)  # what recovers: a load begins anew
                 wanted.installed = installed
             resident = await self._load_best(wanted, section, installed, candidates, spare_equals=spare_equals)
             await self._hand_over(wanted, resident)
@@ -117,6 +117,7 @@ class Succession:
         if resident.form is not None:  # what the device made of it is given up first
             await self._loader.forget_form(resident.form)
             self._book.forgive(self.key(resident.installed, resident.variant))
+        await self._room.close(wanted)
         try:
             await self.load(wanted, resident.section, spare_equals=True)
         except EdgeInferError as error:
