@@ -211,7 +211,8 @@ __path__ = [{real!r}]
 exec(compile(pathlib.Path({real!r}, "__init__.py").read_text(), "older", "exec"))
 for name in ("set_default_logger_callback", "register_execution_provider_library", "get_ep_devices"):
     globals().pop(name)
-del InferenceSession.get_provider_graph_assignment_info
+from onnxruntime.capi.onnxruntime_inference_collection import Session
+del Session.get_provider_graph_assignment_info
 __version__ = "1.18.0+vendor"
 """
 """The installed build without what came after 1.18; a real 1.23.2 was tried by hand."""
