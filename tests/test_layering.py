@@ -39,7 +39,7 @@ LAYERS: dict[str, int] = {
 VOCABULARY_ORDER = ("errors", "clock", "datatype", "limits", "quantity", "request", "toml_file")
 """Layer 0 is one vocabulary in seven files: each may use those before it."""
 
-WORKER_SIDE = frozenset({"compile", "decode", "feed", "main", "sequence", "session", "zygote"})
+WORKER_SIDE = frozenset({"compile", "decode", "feed", "main", "providers", "sequence", "session", "zygote"})
 """Modules of `edgeinfer.worker` that run in the zygote and in workers, never in the daemon."""
 NUMBERS = frozenset({"numpy", "onnxruntime", "onnx", "PIL", "torch", "optimum", "transformers", "scipy", "cv2"})
 TOOLS_MAY_USE = frozenset({"artifact", "oip", "errors", "toml_file", "datatype", "worker", "clock", "request"})

@@ -1,5 +1,7 @@
 """Put the rooms of a device together, and hand out what they know as one snapshot.
 
+Rooms that the configuration has no use for are not even imported: links, offload, commands and loops take 3 MB.
+
 Owns no decisions: which room does what is the rooms' own business. How the whole starts and ends is `service`.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,15 +17,12 @@ from edgeinfer import __version__
 from edgeinfer.artifact.board import Board
 from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.clock import Clock
-from edgeinfer.config import DeviceConfig, JsonLinesSink, SinkSection
+from edgeinfer.config import DeviceConfig, JsonLinesSink, LoopSection, SinkSection
 from edgeinfer.control.journal import Journal
-from edgeinfer.control.plane import CommandPlane
-from edgeinfer.daemon.actions import DeviceActions
 from edgeinfer.daemon.figures import gateway_figures, loop_figures
 from edgeinfer.daemon.host import ModelHost
 from edgeinfer.daemon.identity import default_id
 from edgeinfer.execution.local import LocalExecutor
-from edgeinfer.execution.offload import KnownModel, OffloadExecutor
 from edgeinfer.execution.resident import CrashNote
 from edgeinfer.gateway.catalog import ModelInfo
 from edgeinfer.gateway.gateway import Gateway
@@ -30,12 +30,9 @@ from edgeinfer.governor.governor import Governor
 from edgeinfer.limits import Limits
 from edgeinfer.metrics import Accounting
 from edgeinfer.mqtt.envelope import JSON_CONTENT_TYPE
-from edgeinfer.mqtt.link import Keep, Message, MqttLink
+from edgeinfer.mqtt.message import Keep, Message
 from edgeinfer.mqtt.stamp import Stamper, read_boot_id
 from edgeinfer.mqtt.topics import Topics
-from edgeinfer.pipeline.loop import InferenceLoop
-from edgeinfer.pipeline.sink import JsonLines, MqttResults, Sink
-from edgeinfer.pipeline.sources import make_source
 from edgeinfer.request import Outcome
 from edgeinfer.scheduling.scheduler import Scheduler
 from edgeinfer.sensors.sampling import BoardSensors
@@ -43,6 +40,13 @@ from edgeinfer.telemetry.publisher import Publisher, make_will
 from edgeinfer.telemetry.report import Identity
 from edgeinfer.telemetry.snapshot import Snapshot, accounting_figures
 from edgeinfer.worker.hatch import Hatched
+
+if TYPE_CHECKING:
+    from edgeinfer.control.plane import CommandPlane
+    from edgeinfer.execution.offload import KnownModel, OffloadExecutor
+    from edgeinfer.mqtt.link import MqttLink
+    from edgeinfer.pipeline.loop import InferenceLoop
+    from edgeinfer.pipeline.sink import Sink
 
 
 class Device:
@@ -111,6 +115,11 @@ class Device:
         client_id = f"edgeinfer-{self.topics.device}"
         self.site_link: MqttLink | None = None
         self.fleet_link: MqttLink | None = None
+        self.offload: OffloadExecutor | None = None
+        if mqtt.fleet is None and mqtt.site is None:
+            return
+        from edgeinfer.mqtt.link import MqttLink  # noqa: PLC0415
+
         if mqtt.fleet is not None:
             self.fleet_link = MqttLink(
                 mqtt.fleet, name="fleet", client_id=f"{client_id}-fleet", clock=self.clock, will=will
@@ -122,8 +131,9 @@ class Device:
             )
             if both:
                 self.fleet_link = self.site_link
-        self.offload: OffloadExecutor | None = None
         if self.config.offload.enabled and self.site_link is not None:
+            from edgeinfer.execution.offload import OffloadExecutor  # noqa: PLC0415
+
             self.offload = OffloadExecutor(
                 self.site_link, self.topics, self.config.offload, lookup=self._known_model, clock=self.clock
             )
@@ -139,18 +149,7 @@ class Device:
             clock=self.clock,
             period_ns=self.config.telemetry.report_period,
         )
-        self.loops = {
-            section.name: InferenceLoop(
-                section,
-                source=make_source(section, clock=self.clock, storage=self.host.media),
-                sinks=[self._sink(section.name, sink) for sink in section.sinks],
-                submit=self.scheduler.submit,
-                manifest=partial(self._manifest, section.model),
-                clock=self.clock,
-                stamp=lambda: msgspec.to_builtins(self.stamper.now()),
-            )
-            for section in self.config.loop
-        }
+        self.loops = {section.name: self._loop(section) for section in self.config.loop}
         self.gateway = Gateway(
             socket_path=self.config.paths.socket,
             submit=self.scheduler.submit,
@@ -161,6 +160,9 @@ class Device:
         self.journal = Journal(self.config.paths.state_dir / "commands.json", self.host.storage)
         self.plane: CommandPlane | None = None
         if self.fleet_link is not None:
+            from edgeinfer.control.plane import CommandPlane  # noqa: PLC0415
+            from edgeinfer.daemon.actions import DeviceActions  # noqa: PLC0415
+
             self.plane = CommandPlane(
                 self.fleet_link,
                 self.topics,
@@ -169,6 +171,20 @@ class Device:
                 stamper=self.stamper,
                 clock=self.clock,
             )
+
+    def _loop(self, section: LoopSection) -> InferenceLoop:
+        from edgeinfer.pipeline.loop import InferenceLoop  # noqa: PLC0415
+        from edgeinfer.pipeline.sources import make_source  # noqa: PLC0415
+
+        return InferenceLoop(
+            section,
+            source=make_source(section, clock=self.clock, storage=self.host.media),
+            sinks=[self._sink(section.name, sink) for sink in section.sinks],
+            submit=self.scheduler.submit,
+            manifest=partial(self._manifest, section.model),
+            clock=self.clock,
+            stamp=lambda: msgspec.to_builtins(self.stamper.now()),
+        )
 
     @property
     def links(self) -> list[MqttLink]:
@@ -233,6 +249,8 @@ class Device:
         installed = self.cache.installed(name)
         if installed is None or (version and installed.manifest.version != version):
             return None
+        from edgeinfer.execution.offload import KnownModel  # noqa: PLC0415
+
         return KnownModel(installed.digest, installed.manifest)
 
     def _manifest(self, name: str) -> Manifest | None:
@@ -248,6 +266,8 @@ class Device:
         return infos
 
     def _sink(self, loop: str, section: SinkSection) -> Sink:
+        from edgeinfer.pipeline.sink import JsonLines, MqttResults  # noqa: PLC0415
+
         if isinstance(section, JsonLinesSink):
             return JsonLines(section, clock=self.clock, storage=self.host.media)
         link = self.site_link or self.fleet_link

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from edgeinfer.gateway.gateway import GatewaySnapshot
-from edgeinfer.pipeline.loop import LoopSnapshot
 from edgeinfer.telemetry.snapshot import GatewayFigures, LoopFigures
+
+if TYPE_CHECKING:
+    from edgeinfer.pipeline.loop import LoopSnapshot
 
 
 def loop_figures(loop: LoopSnapshot, *, scope: str) -> LoopFigures:

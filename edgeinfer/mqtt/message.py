@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-
 from edgeinfer.mqtt.topics import can_publish
 
 if TYPE_CHECKING:
     from paho.mqtt.client import MQTTMessage
+    from paho.mqtt.properties import Properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,9 @@ def packet_bytes(message: Message) -> int:
 
 def publish_properties(message: Message) -> Properties:
     """Return the MQTT 5 properties of a PUBLISH or of a will."""
+    from paho.mqtt.packettypes import PacketTypes  # noqa: PLC0415 - records are made without a link, too
+    from paho.mqtt.properties import Properties  # noqa: PLC0415
+
     properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
     _fill(properties, message)
     return properties
@@ -78,6 +79,9 @@ def publish_properties(message: Message) -> Properties:
 
 def will_properties(message: Message) -> Properties:
     """Return the MQTT 5 properties of a will."""
+    from paho.mqtt.packettypes import PacketTypes  # noqa: PLC0415
+    from paho.mqtt.properties import Properties  # noqa: PLC0415
+
     properties = Properties(PacketTypes.WILLMESSAGE)  # type: ignore[no-untyped-call]
     _fill(properties, message)
     return properties

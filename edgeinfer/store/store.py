@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeinfer.artifact.archive import unpack_bundle
 from edgeinfer.artifact.bundle import verify_bundle
 from edgeinfer.artifact.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
 from edgeinfer.artifact.profile import Profile, encode_profile
@@ -268,6 +267,8 @@ class BundleStore:
                 copy_durably(source / name, target)
         elif source.is_file():
             self._require_room(source, source.stat().st_size)
+            from edgeinfer.artifact.archive import unpack_bundle  # noqa: PLC0415 - only to install
+
             unpack_bundle(source, staged)
         elif not source.exists():
             raise ArtifactError(f"{source}: no such file or directory")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from edgeinfer.execution.ledger import LedgerSnapshot
 from edgeinfer.execution.model_cache import ModelStatus
@@ -17,8 +18,10 @@ from edgeinfer.execution.pressure import CALM, PressureState
 from edgeinfer.governor.governor import GovernorSnapshot
 from edgeinfer.limits import Limits
 from edgeinfer.metrics import Accounting, LatencyHistogram, OriginCounts
-from edgeinfer.mqtt.link import LinkSnapshot
 from edgeinfer.request import Outcome, OutcomeKind, Placement
+
+if TYPE_CHECKING:
+    from edgeinfer.mqtt.link import LinkSnapshot
 
 
 @dataclass(frozen=True, slots=True)

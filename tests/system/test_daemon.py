@@ -234,6 +234,15 @@ def test_a_broker_that_is_not_there_holds_up_nothing(
             frozen.stop()
 
 
+def _catches(pid: int, number: signal.Signals) -> bool:
+    [mask] = [
+        int(line.split()[1], 16)
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("SigCgt:")
+    ]
+    return bool(mask >> (number - 1) & 1)
+
+
 def test_a_stop_while_the_runtime_is_being_imported(folder: Path, store: Path, tmp_path: Path) -> None:
     package = tmp_path / "python" / "onnxruntime"
     package.mkdir(parents=True)
@@ -241,6 +250,7 @@ def test_a_stop_while_the_runtime_is_being_imported(folder: Path, store: Path, t
     with device(folder, store, environ={"PYTHONPATH": f"{package.parent}:{ROOT}"}) as daemon:
         daemon.start()
         wait_until(daemon.children, "the zygote imports")
+        wait_until(lambda: _catches(daemon.process.pid, signal.SIGTERM), "the service runs: before that, a signal just ends it")
         children = daemon.children()
         time.sleep(0.3)
         status, took_s = daemon.stop()
