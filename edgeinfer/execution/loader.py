@@ -15,13 +15,14 @@ from typing import TypeVar
 
 from edgeinfer.artifact.fitness import unfit
 from edgeinfer.artifact.manifest import Variant
-from edgeinfer.artifact.profile import Profile, read_profile
+from edgeinfer.artifact.profile import Latency, Profile, read_profile
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.config import ModelSection
 from edgeinfer.errors import ArtifactError, SessionError
 from edgeinfer.execution.compiled import form_files, form_key, peak_bytes
 from edgeinfer.execution.ledger import Reservation, SharedReservation
 from edgeinfer.execution.resident import CrashNote, ResidentModel
+from edgeinfer.execution.seed import seed_of
 from edgeinfer.store.compiled import CompiledForm, CompiledStore, FormKey
 from edgeinfer.store.store import BundleStore, Installed
 from edgeinfer.worker.nursery import Nursery
@@ -199,6 +200,7 @@ class Loader:
             clock=self._clock,
             form=form,
             mapped=mapped,
+            seed=seed_of(variant, section.threads, self._measured(section, installed, variant, form)),
         )
         checking = asyncio.create_task(self.check(installed), name=f"check[{section.name}]") if check else None
         try:
@@ -228,6 +230,17 @@ class Loader:
             return peak_bytes(form, variant)
         measured = profile.peak_bytes(variant.name, provider=provider, threads=section.threads)
         return peak_bytes(form, variant, measured)
+
+    def _measured(
+        self, section: ModelSection, installed: Installed, variant: Variant, form: CompiledForm | None
+    ) -> Latency | None:
+        """Return how long a run takes here in just this way, where that was measured."""
+        profile = self._profiles.get(installed.digest)
+        wanted = variant.name, variant.providers[0], section.threads, form.record.form if form else "plain"
+        for cost in profile.costs if profile else ():
+            if (cost.variant, cost.provider, cost.threads, cost.form) == wanted:
+                return cost.latency
+        return None
 
     def _profile(self, digest: str) -> Profile | None:
         """Return this device's profile of a bundle, None without one that was measured with this CPU and runtime."""

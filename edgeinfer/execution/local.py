@@ -11,12 +11,12 @@ from collections.abc import Callable
 import msgspec
 
 from edgeinfer import oip
-from edgeinfer.artifact.manifest import Variant
-from edgeinfer.clock import NS_PER_MS, NS_PER_S, NS_PER_US, Clock
+from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.errors import BudgetExceeded, ProtocolError
 from edgeinfer.execution.executor import Estimate, Stop
 from edgeinfer.execution.model_cache import ModelCache
 from edgeinfer.execution.resident import ResidentModel
+from edgeinfer.execution.seed import UNKNOWN, seed_before_loading
 from edgeinfer.request import (
     Ending,
     Expired,
@@ -32,8 +32,6 @@ from edgeinfer.request import (
 from edgeinfer.worker.messages import Marks
 from edgeinfer.worker.worker import WORKER_LOST, RunEnding, RunOrder, RunResult
 
-_UNKNOWN_P99_NS = 100 * NS_PER_MS
-"""What a run is taken to last when nobody has ever said."""
 _LATE_PATIENCE_NS = 10 * NS_PER_S
 """How long after its deadline a result is waited for when the caller takes late ones."""
 
@@ -54,23 +52,27 @@ class LocalExecutor:
     def estimate(self, request: InferRequest) -> Estimate | Refusal:
         """Return what the toolchain measured, plus what the worker still has to do; the scheduler learns the rest."""
         found = self._cache.find(request.model, request.version)
-        match found:
-            case Refusal():
-                return found
-            case int():
-                return Estimate(_UNKNOWN_P99_NS, _UNKNOWN_P99_NS, wait_ns=found)
-        worker = found.pick(request.stream)
-        threads = found.section.threads
-        p99_ns = seed_p99_ns(found.variant, threads)
-        if worker is None and not found.is_replacing:
-            return Refusal(Reason.MODEL_UNAVAILABLE, f"{request.model}: its worker is being restarted")
-        return Estimate(
-            p50_ns=p99_ns,
-            p99_ns=p99_ns,
-            wait_ns=found.load_ns if worker is None else worker.in_flight * p99_ns,
-            cores=threads,
-            lanes=1 if found.manifest.stateful else max(1, len(found.workers)),
-        )
+        if isinstance(found, ResidentModel):
+            seed, section, worker = found.seed, found.section, found.pick(request.stream)
+            if worker is not None:
+                wait_ns = worker.in_flight * seed.p99_ns
+            elif found.is_replacing:
+                wait_ns = found.seats_wait_ns
+            else:
+                return Refusal(Reason.MODEL_UNAVAILABLE, f"{request.model} has no worker: {found.detail}")
+            lanes = 1 if found.manifest.stateful else max(1, found.alive)
+            return Estimate(seed.p50_ns, seed.p99_ns, wait_ns, section.threads, lanes)
+        return found if isinstance(found, Refusal) else self._before_loading(request.model, found)
+
+    def _before_loading(self, name: str, load_ns: int) -> Estimate:
+        """Return what running a model takes that is loaded for the request first."""
+        section, installed = self._cache.section(name), self._cache.installed(name)
+        if section is None or installed is None:
+            return Estimate(UNKNOWN.p50_ns, UNKNOWN.p99_ns, wait_ns=load_ns)
+        manifest = installed.manifest
+        seed = seed_before_loading(manifest, section.variant, section.threads)
+        lanes = 1 if manifest.stateful else section.workers
+        return Estimate(seed.p50_ns, seed.p99_ns, load_ns, section.threads, lanes)
 
     def begin(self, request: InferRequest, ended: Callable[[Ending], None]) -> Stop | None:
         """Send the request at once to a worker that has nothing else to do. See `Executor.begin`."""
@@ -127,7 +129,9 @@ class LocalExecutor:
             if worker is None and model.is_replacing:
                 return Expired(f"the worker of {request.model} was not replaced in time")
             if worker is None:
-                return ending if isinstance(ending, Failure) else Failure(WORKER_LOST)
+                why = self._cache.find(request.model, request.version)
+                ending = why if isinstance(why, Refusal) else ending
+                break
             ending = await worker.run(
                 request.payload,
                 deadline_ns=deadline_ns,
@@ -158,18 +162,6 @@ class LocalExecutor:
             digest=model.installed.digest,
             lease=ending.lease,
         )
-
-
-def seed_p99_ns(variant: Variant, threads: int) -> int:
-    """Return what a run is taken to last before one was seen: the toolchain's figure for so many threads.
-
-    For other thread counts the figure of fewer threads, which is pessimistic, else of the fewest there is.
-    """
-    known = {int(count): latency_us for count, latency_us in variant.latency_us.items()}
-    if not known:
-        return _UNKNOWN_P99_NS
-    fewer = [count for count in known if count <= threads]
-    return known[max(fewer) if fewer else min(known)] * NS_PER_US
 
 
 def _deadline_ns(request: InferRequest) -> int:

@@ -128,7 +128,10 @@ class ModelCache:
             self._load_soon(wanted, spare_equals=False)
 
     def find(self, name: str, version: str | None = None) -> ResidentModel | Refusal | int:
-        """Return the model when it can run now, why it can't, or the nanoseconds that loading it on demand takes."""
+        """Return the model when it can run now, why it can't, or the nanoseconds that loading it on demand takes.
+
+        A model that recovers from a crash can: its requests wait for the next worker (`ResidentModel.pick_soon`).
+        """
         wanted = self._wanted.get(name)
         if wanted is None:
             known = ", ".join(sorted(self._wanted)) or "none"
@@ -147,7 +150,7 @@ class ModelCache:
             return Refusal(Reason.MODEL_UNAVAILABLE, text)
         if resident.phase is Phase.QUARANTINED:
             return _quarantined(resident)
-        if resident.phase is not Phase.READY:
+        if resident.phase is not Phase.READY and resident.phase is not Phase.RECOVERING:
             return Refusal(Reason.MODEL_UNAVAILABLE, f"{name} is {resident.phase}: {resident.detail}")
         return resident
 

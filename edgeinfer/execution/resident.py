@@ -22,6 +22,7 @@ from edgeinfer.errors import BudgetExceeded, EdgeInferError, SessionError
 from edgeinfer.execution.crashes import CrashPolicy, judge_crash
 from edgeinfer.execution.growth import GrowthWatch, Remedy, WorkerSize
 from edgeinfer.execution.ledger import Reservation, SharedReservation
+from edgeinfer.execution.seed import UNKNOWN, Seed
 from edgeinfer.store.compiled import CompiledForm
 from edgeinfer.store.store import Installed
 from edgeinfer.worker.worker import EndCause, Worker, WorkerEnd
@@ -84,14 +85,19 @@ class ResidentModel:
         policy: CrashPolicy | None = None,
         form: CompiledForm | None = None,
         mapped: SharedReservation | None = None,
+        seed: Seed = UNKNOWN,
     ) -> None:
-        """`form` is what its workers load instead of the bundle's file, `mapped` the charge of what they share."""
+        """`form` is what its workers load instead of the bundle's file, `mapped` the charge of what they share.
+
+        `seed` is how long a run is taken to last before one was seen.
+        """
         self.section = section
         self.installed = installed
         self.variant = variant
         self.reservation = reservation
         self.form = form
         self.mapped = mapped
+        self.seed = seed
         self.phase = Phase.LOADING
         self.detail = ""
         self.leases = 0
@@ -116,15 +122,19 @@ class ResidentModel:
         self._growth = GrowthWatch(self._worker_bytes)
         self._leaving: set[Worker] = set()
         """Workers that finish what they have begun and then end."""
-        self._empty_seats = 0
-        self._seated = asyncio.Event()
-        """Set unless a worker has ended on purpose and its successor is not there yet."""
-        self._seated.set()
+        self._awaited_ns: dict[int, int] = {}
+        """Seats whose worker is being replaced, and when the next one is expected there."""
+        self._seats_changed = asyncio.Event()
 
     @property
     def is_replacing(self) -> bool:
-        """Whether a worker is being replaced on purpose: requests wait for the next one instead of being refused."""
-        return self._empty_seats > 0
+        """Whether a worker is being replaced: requests wait for the next one instead of being refused."""
+        return bool(self._awaited_ns)
+
+    @property
+    def seats_wait_ns(self) -> int:
+        """In how many nanoseconds the first of the workers that are being replaced is expected; 0 when it is late."""
+        return max(0, min(self._awaited_ns.values(), default=0) - self._clock.now_ns())
 
     @property
     def manifest(self) -> Manifest:
@@ -141,6 +151,11 @@ class ResidentModel:
     def workers(self) -> list[Worker]:
         """The workers that can take requests."""
         return [worker for worker in self._workers if worker is not None and worker.is_alive]
+
+    @property
+    def alive(self) -> int:
+        """How many workers can take requests."""
+        return sum(worker is not None and worker.is_alive for worker in self._workers)
 
     async def open(self) -> None:
         """Start every worker.
@@ -159,6 +174,7 @@ class ResidentModel:
     async def close(self) -> None:
         """End every worker, letting it finish what it has begun, and give the memory back once they are gone."""
         self.phase = Phase.CLOSED
+        self._expect_nobody(*self._awaited_ns)
         workers, self._workers = [*(worker for worker in self._workers if worker is not None), *self._leaving], []
         starting = list(self._starting)
         for task in starting:
@@ -195,14 +211,18 @@ class ResidentModel:
         if self.manifest.stateful and self._workers:
             pinned = self._workers[zlib.crc32((stream or "").encode()) % len(self._workers)]
             return pinned if pinned is not None and pinned.is_alive else None
-        return min(self.workers, key=lambda worker: worker.in_flight, default=None)
+        idlest, least = None, 0
+        for worker in self._workers:
+            if worker is not None and worker.is_alive and (idlest is None or worker.in_flight < least):
+                idlest, least = worker, worker.in_flight
+        return idlest
 
     async def pick_soon(self, stream: str | None, *, deadline_ns: int) -> Worker | None:
         """As `pick`, but waits for the successor of a worker that is being replaced, until the deadline."""
         while (worker := self.pick(stream)) is None and self.is_replacing:
             try:
                 async with asyncio.timeout_at(deadline_ns / NS_PER_S):
-                    await self._seated.wait()
+                    await self._seats_changed.wait()
             except TimeoutError:
                 return None
         return worker
@@ -274,6 +294,7 @@ class ResidentModel:
             await worker.stop()
             return
         self._workers[index] = worker
+        self._expect_nobody(index)
         self.load_ns = worker.loaded.load_ns
         worker.died.add_done_callback(lambda died: self._on_died(index, worker, died.result()))
 
@@ -299,15 +320,9 @@ class ResidentModel:
 
     async def _recycle_in_place(self, index: int, old: Worker) -> None:
         self._workers[index] = None
-        self._empty_seats += 1
-        self._seated.clear()
-        try:
-            await self._dismiss(old)
-            await self._restart(index)
-        finally:
-            self._empty_seats -= 1
-            if not self._empty_seats:
-                self._seated.set()
+        self._awaited_ns[index] = self._clock.now_ns() + self.load_ns
+        await self._dismiss(old)
+        await self._restart(index)
 
     async def _dismiss(self, worker: Worker) -> None:
         """End a worker that has no seat any more, once it has finished what it has; deadlines bound that."""
@@ -350,6 +365,7 @@ class ResidentModel:
         if not self.workers and self.phase is not Phase.LOADING:
             self.phase = Phase.RECOVERING
         self.detail = why
+        self._awaited_ns[index] = self._clock.now_ns() + pause_ns + self.load_ns
         _log.warning("worker ended model=%s detail=%r restart_in_ms=%.0f", self.section.name, why, pause_ns / 1e6)
         self._later(pause_ns, lambda: self._restart(index), f"restart[{self.section.name}]")
 
@@ -370,9 +386,17 @@ class ResidentModel:
         if self.phase is Phase.RECOVERING and self.workers:
             self.phase, self.detail = Phase.READY, ""
 
+    def _expect_nobody(self, *seats: int) -> None:
+        """Somebody took these seats, or nobody ever will: let whoever waits for them look again."""
+        for index in seats:
+            self._awaited_ns.pop(index, None)
+        changed, self._seats_changed = self._seats_changed, asyncio.Event()
+        changed.set()
+
     def _quarantine(self, why: str) -> None:
         """Take nothing more. The memory stays charged until `close`, when the processes are gone."""
         self.phase, self.detail = Phase.QUARANTINED, why
+        self._expect_nobody(*self._awaited_ns)
         _log.error("quarantined model=%s variant=%s detail=%r", self.section.name, self.variant.name, why)
         for worker in self.workers:
             worker.kill("quarantined")

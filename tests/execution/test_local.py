@@ -18,7 +18,6 @@ import pytest
 from edgeinfer import oip
 from edgeinfer.clock import MonotonicClock
 from edgeinfer.execution.executor import Estimate
-from edgeinfer.execution.local import seed_p99_ns
 from edgeinfer.request import Deadlines, Expired, Failure, InferRequest, Reason, Refusal, Result, Timeline
 from edgeinfer.worker.slot import SlotState
 from tests.execution.executor_contract import MS, Case, ExecutorContract, Rig, Timing
@@ -28,6 +27,7 @@ from tests.worker import graphs
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 _NUMBERS = itertools.count(1)
+ONE = request_of(x=np.array([1], np.float32))
 
 
 class TestLocalKeepsTheContract(ExecutorContract):
@@ -129,8 +129,9 @@ async def test_a_stateful_run_that_was_lost_is_not_tried_again(tmp_path: Path) -
         assert pinned is not None
         os.kill(pinned.pid, signal.SIGKILL)
         await place.until(lambda: not pinned.is_alive)
-        refusal = place.executor.estimate(place.request("sum", one, stream="a"))
-        assert isinstance(refusal, Refusal), "no other worker has its state"
+        successor = place.executor.estimate(place.request("sum", one, stream="a"))
+        assert isinstance(successor, Estimate)
+        assert successor.wait_ns > 0, "no other worker may take it"
         await place.until(lambda: model.pick("a") is not None)
         resets = model.state_resets
         ending = await place.executor.execute(place.request("sum", one, stream="a"))
@@ -158,14 +159,44 @@ async def test_estimates_are_the_toolchains_figures_and_grow_with_what_waits(tmp
         assert isinstance(await task, Expired)
 
 
-@pytest.mark.parametrize(
-    ("latency_us", "threads", "seed_ms"),
-    [({}, 1, 100), ({"2": 8}, 1, 0.008), ({"1": 9, "2": 5, "4": 3}, 3, 0.005), ({"1": 9, "2": 5}, 8, 0.005)],
-)
-def test_the_seed_is_the_figure_of_as_many_threads_or_fewer(
-    latency_us: dict[str, int], threads: int, seed_ms: float
-) -> None:
-    assert seed_p99_ns(variant("fp32", latency_us=latency_us), threads) == seed_ms * MS
+async def test_a_request_waits_for_the_successor_of_a_worker_that_crashed(tmp_path: Path) -> None:
+    async with open_place(tmp_path) as place:
+        place.install("echo")
+        model = await place.load("echo")
+        os.kill(model.workers[0].pid, signal.SIGSEGV)
+        await place.until(lambda: not model.workers)
+        estimate = place.executor.estimate(place.request("echo", ONE))
+        assert isinstance(estimate, Estimate)
+        assert 0 < estimate.wait_ns < 1000 * MS, "the pause before the restart, and the load"
+        assert place.executor.begin(place.request("echo", ONE), lambda _: None) is None
+        assert await place.ask("echo", 5.0) == 5.0
+        assert isinstance(await place.ask("echo", within_ms=1), float), "it serves again"
+
+
+async def test_whoever_waits_for_a_worker_is_told_when_none_comes(tmp_path: Path) -> None:
+    async with open_place(tmp_path) as place:
+        place.install("echo")
+        model = await place.load("echo")
+        os.kill(model.workers[0].pid, signal.SIGSEGV)
+        await place.until(lambda: not model.workers)
+        expired = await place.executor.execute(place.request("echo", ONE, within_ms=20))
+        assert isinstance(expired, Expired)
+        waiting = asyncio.create_task(place.executor.execute(place.request("echo", ONE)))
+        await asyncio.sleep(0)
+        await place.cache.unload("echo")
+        refusal = await waiting
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is Reason.MODEL_UNAVAILABLE
+
+
+async def test_what_is_known_of_a_model_counts_before_it_is_loaded(tmp_path: Path) -> None:
+    async with open_place(tmp_path) as place:
+        place.install("echo", variants=[variant("fp32", latency_us={"1": 7000, "2": 4000})])
+        place.want("echo", preload=False, threads=2, workers=3)
+        estimate = place.executor.estimate(place.request("echo", ONE))
+        assert isinstance(estimate, Estimate)
+        assert (estimate.p99_ns, estimate.cores, estimate.lanes) == (4 * MS, 2, 3)
+        assert estimate.wait_ns > 0
 
 
 async def test_late_results_are_waited_for_while_the_model_still_loads(tmp_path: Path) -> None:
