@@ -32,8 +32,6 @@ class Provider:
     """Python package that brings it as a library of its own; empty: it is part of an onnxruntime build."""
     devices: tuple[str, ...] = ()
     """What the option `device` may say, the default first; plug-ins only."""
-    data_allowance_bytes: int | None = None
-    """What its libraries and threads map beyond the model's memory (RLIMIT_DATA counts it); None: not known."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Further options, each with the pattern that its value must match."""
 
@@ -48,13 +46,12 @@ _VENDOR = "install the board vendor's build of onnxruntime (docs/accelerators.md
 PROVIDERS: Final = {
     provider.name: provider
     for provider in (
-        Provider(CPU_PROVIDER, "it is part of every onnxruntime", data_allowance_bytes=0),
+        Provider(CPU_PROVIDER, "it is part of every onnxruntime"),
         Provider(
             "OpenVINOExecutionProvider",
             "install it with: pip install 'edgeinfer[openvino]'",
             plugin="onnxruntime_ep_openvino",
             devices=("CPU", "GPU", "NPU"),
-            data_allowance_bytes=64 << 20,  # [measured] 20 MiB of data and two stacks of 8 MiB
             options={"precision": "f32|f16|bf16"},
         ),
         Provider(

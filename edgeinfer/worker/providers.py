@@ -18,7 +18,6 @@ from typing import Any, Final
 import onnxruntime as ort
 
 from edgeinfer.artifact.provider import CPU_PROVIDER, PROVIDERS, Provider, missing_providers
-from edgeinfer.errors import mib
 from edgeinfer.worker.fault import Fault
 from edgeinfer.worker.messages import LoadSpec
 
@@ -97,9 +96,8 @@ def _add_plugin(spec: LoadSpec, provider: Provider, asked: Mapping[str, str], op
         raise Fault(_FAILED, f"{spec.title}: {provider.plugin} cannot be registered: {text}") from error
     device = asked.get("device", provider.devices[0])
     offered = _offers(provider)
-    if not offered:  # none at all: its own libraries did not load, for want of memory where that is fenced
-        fence = f" within {mib(spec.data_limit_bytes)} of memory" if spec.data_limit_bytes else ""
-        raise Fault(_FAILED, f"{spec.title}: {provider.name} finds no device here at all{fence}")
+    if not offered:  # its own libraries did not load
+        raise Fault(_FAILED, f"{spec.title}: {provider.name} finds no device here at all")
     fitting = [offer for offer in offered if offer.device.type.name == device]
     if not fitting:
         has = ", ".join(sorted({offer.device.type.name for offer in offered}))
