@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeinfer.clock import NS_PER_S
+from edgeinfer.execution.pressure import CALM, Pressure, PressureState
 from edgeinfer.limits import ThermalLevel
 from edgeinfer.mqtt.backoff import LinkState
 from edgeinfer.mqtt.topics import Topics
@@ -248,6 +249,24 @@ def test_each_crash_of_a_worker_is_told_with_its_cause(world: World, watch: Watc
     assert watch.seconds(5) == ["worker-crash"]
     assert watch.seen[-1].fields == {"model": "det", "crashes": 2, "since_start": 3}
     assert "signal 11" in watch.seen[-1].detail
+
+
+def test_memory_pressure_is_told_with_its_sensor_and_its_end_too(world: World, watch: Watch) -> None:
+    world.pressure = PressureState(level=Pressure.HIGH, why="refaults of 9.0 MB/s")
+    assert watch.seconds(1) == ["memory-pressure"]
+    assert watch.seen[-1].detail == "high: refaults of 9.0 MB/s"
+    world.pressure = replace(world.pressure, level=Pressure.SEVERE)
+    assert watch.seconds(40) == [], "one state, however bad"
+    world.pressure = CALM
+    assert watch.seconds(40) == ["memory-ok"]
+
+
+def test_a_worker_that_had_to_be_replaced_is_told(world: World, watch: Watch) -> None:
+    world.models = (replace(MODEL, recycled=2),)
+    assert watch.seconds(1) == ["worker-recycled"]
+    assert watch.seen[-1].fields["recycled"] == 2
+    world.models = (MODEL,)  # loaded anew
+    assert watch.seconds(1) == []
 
 
 def test_quarantine_is_told_when_it_begins_and_when_it_ends(world: World, watch: Watch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from edgeinfer.clock import NS_PER_S
 from edgeinfer.execution.ledger import OURSELVES, LedgerSnapshot
 from edgeinfer.execution.model_cache import ModelStatus
+from edgeinfer.execution.pressure import CALM, PressureState
 from edgeinfer.governor.governor import GovernorSnapshot
 from edgeinfer.limits import Limits, ThermalLevel
 from edgeinfer.metrics import Accounting
@@ -49,6 +50,7 @@ class World:
     episodes: int = 0
     phase: str = "running"
     models: tuple[ModelStatus, ...] = (MODEL,)
+    pressure: PressureState = CALM
     link_states: dict[str, LinkState] = field(default_factory=lambda: {"fleet": LinkState.CONNECTED})
     peers: tuple[str, ...] = ("box",)
     crashes: dict[str, int] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class World:
             limits=Limits(self.level, frozenset({0, 1}), self.duty_cycle, 256 << 20, reason="zone cpu-thermal 81.2 C"),
             ledger=LedgerSnapshot(256 << 20, 50 << 20, 90 << 20, {"det": 40 << 20, OURSELVES: 10 << 20}, 0),
             used_bytes=70 << 20,
+            pressure=self.pressure,
             peak_used_bytes=95 << 20,
             models=self.models,
             loops=self.loops,
