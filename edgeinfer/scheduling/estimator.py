@@ -22,6 +22,9 @@ from edgeinfer.scheduling.forecast import ModelKey
 
 WINDOW_RUNS = 128
 """Enough for a p99 that one outlier doesn't make, and short enough to follow a change within seconds."""
+MOST_RUNS = 512
+"""Of frequent runs more are remembered, as many as `RECENT_NS` brings: of 128 the p99 is a guess."""
+RECENT_NS = 2_000_000_000
 WINDOW_NS = 60_000_000_000
 MIN_RUNS = 8
 """Fewer than this, and the seed still has a say."""
@@ -59,7 +62,10 @@ class _Window:
 
     def add(self, now_ns: int, duration: float) -> None:
         """Count a run, and forget the oldest."""
-        while self.runs and (len(self.runs) >= WINDOW_RUNS or now_ns - self.runs[0][0] > WINDOW_NS):
+        while self.runs and (
+            now_ns - self.runs[0][0] > (RECENT_NS if len(self.runs) >= WINDOW_RUNS else WINDOW_NS)
+            or len(self.runs) >= MOST_RUNS
+        ):
             _, oldest = self.runs.popleft()
             del self.ordered[bisect_left(self.ordered, oldest)]
             self.total -= oldest

@@ -56,13 +56,40 @@ def test_what_was_late_before_is_not_held_against_a_newcomer() -> None:
     admitted(job(9, 36, 5), load(job(1, 12, 10), runs=(running(20),)))
 
 
-def test_displaces_the_longest_frames_first_and_no_more_than_needed() -> None:
-    busy = load(job(1, 40, 6, firm=False), job(2, 40, 20, firm=False), job(3, 40, 8, firm=False))
-    assert admitted(job(9, 20, 15), busy).victims == (2,)
+def test_displaces_the_least_work_that_is_enough() -> None:
+    busy = load(job(1, 40, 6, firm=False), job(2, 40, 10, firm=False), job(3, 40, 8, firm=False))
+    assert admitted(job(9, 14, 3), busy).victims == ()
+    assert admitted(job(9, 24, 20), busy).victims == (1,)
+    assert admitted(job(9, 24, 23), busy).victims == (3,)
 
 
-def test_displaces_the_least_important_before_the_longest() -> None:
-    busy = load(job(1, 20, 6, firm=False, priority=0), job(2, 20, 9, firm=False, priority=1))
+def test_displaces_the_most_work_there_is_when_nobodys_is_enough() -> None:
+    busy = load(job(1, 60, 16, firm=False), job(2, 60, 4, firm=False), job(3, 60, 30))
+    assert admitted(job(9, 20, 13), busy).victims == (2,)
+    assert admitted(job(9, 20, 19), busy).victims == (1,)
+    assert admitted(job(9, 30, 28), busy).victims == (1, 2)
+
+
+def test_a_promise_that_would_be_broken_says_who_goes_and_not_a_frame_in_front_of_it() -> None:
+    busy = load(job(1, 30, 18, firm=False), job(2, 31, 5, firm=False), job(3, 40, 15))
+    assert admitted(job(9, 10, 9), busy).victims == (1,), "dropping request 2 as well would be for nothing"
+
+
+def test_an_admitted_promise_keeps_half_as_much_again_of_its_margin() -> None:
+    for due_ms, fits in ((28, False), (31, True)):
+        answer = admit(job(9, 14, 10), load(job(1, due_ms, 10, p99_ms=17)), now_ns=NOW_NS)
+        assert isinstance(answer, Admission) is fits
+    admitted(job(1, 28, 10, p99_ms=17), load(job(9, 14, 10)))
+
+
+def test_a_promise_in_danger_lets_nobody_pass_and_a_lost_one_does() -> None:
+    tight = job(1, 25, 10, p99_ms=16)
+    assert refused(job(9, 14, 0.5), load(tight, runs=(running(10),))).reason is Reason.DEADLINE_UNREACHABLE
+    admitted(job(9, 22, 5), load(tight, runs=(running(16),)))
+
+
+def test_displaces_the_least_important_before_the_least_work() -> None:
+    busy = load(job(1, 20, 9, firm=False, priority=0), job(2, 20, 6, firm=False, priority=1))
     assert admitted(job(9, 15, 10), busy).victims == (1,)
 
 
@@ -71,10 +98,12 @@ def test_a_refusal_displaces_nobody() -> None:
     assert isinstance(admit(job(9, 8, 8), busy, now_ns=NOW_NS), Refusal)
 
 
-def test_a_frame_gives_way_itself_when_it_is_the_longest() -> None:
+def test_a_frame_gives_way_itself_unless_it_brings_more_work_than_it_costs() -> None:
     busy = load(job(1, 20, 8, firm=False), job(2, 20, 8, firm=False))
-    assert refused(job(9, 25, 12, firm=False), busy).reason is Reason.DEADLINE_UNREACHABLE
-    assert admitted(job(9, 20, 5, firm=False), busy).victims == (2,)
+    assert refused(job(9, 20, 5, firm=False), busy).reason is Reason.DEADLINE_UNREACHABLE
+    assert refused(job(9, 20, 8.5, firm=False), busy).reason is Reason.DEADLINE_UNREACHABLE
+    assert admitted(job(9, 25, 12, firm=False), busy).victims == (2,)
+    assert admitted(job(9, 20, 5, firm=False, priority=1), busy).victims == (2,)
 
 
 def test_a_frame_never_displaces_a_firm_request() -> None:
@@ -85,8 +114,8 @@ def test_a_full_queue_refuses_unless_somebody_weaker_waits() -> None:
     firm = load(job(1, 900, 1), job(2, 900, 1), limit=2)
     assert refused(job(9, 900, 1), firm).reason is Reason.QUEUE_FULL
     frames = load(job(1, 900, 1, firm=False), job(2, 900, 2, firm=False), limit=2)
-    assert admitted(job(9, 900, 1), frames).victims == (2,)
-    assert refused(job(9, 900, 3, firm=False), frames).reason is Reason.QUEUE_FULL
+    assert admitted(job(9, 900, 1), frames).victims == (1,)
+    assert refused(job(9, 900, 1, firm=False), frames).reason is Reason.QUEUE_FULL
 
 
 def test_a_newer_frame_replaces_the_older_one_even_in_a_full_queue() -> None:
@@ -117,7 +146,7 @@ def test_spare_work_is_admitted_behind_everything_and_costs_nobody_anything() ->
     assert admitted(job(10, 60, 20), load(job(1, 40, 30), job(9, 5, 500, spare=True))).victims == ()
 
 
-def test_shedding_drops_the_longest_frames_until_the_rest_is_in_time() -> None:
+def test_shedding_drops_frames_until_the_rest_is_in_time_promises_first() -> None:
     busy = load(job(1, 30, 20, firm=False), job(2, 32, 5, firm=False), job(3, 40, 15), runs=(running(10),))
     verdict = shed(busy, NOW_NS)
     assert verdict.displaced == (1,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeinfer.execution.executor import Estimate
-from edgeinfer.scheduling.estimator import MIN_RUNS, STALE_NS, WINDOW_RUNS, Estimator, slowdown
+from edgeinfer.scheduling.estimator import MIN_RUNS, MOST_RUNS, RECENT_NS, STALE_NS, WINDOW_RUNS, Estimator, slowdown
 
 MS = 1_000_000
 KEY = ("person-detect", "")
@@ -21,7 +21,7 @@ def _observe(estimator: Estimator, *durations_ms: float, now_ns: int = 0, origin
 
 
 def test_the_seed_stands_until_something_was_seen() -> None:
-    assert Estimator().refine(SEED, KEY, now_ns=0) == SEED
+    assert _refine(Estimator()) == (20, 30)
 
 
 def test_wait_cores_and_lanes_are_the_executors_own() -> None:
@@ -51,11 +51,22 @@ def test_percentiles_of_the_window() -> None:
     assert _refine(estimator) == (50, 99)
 
 
+def test_mean_and_deviation_are_of_the_runs_in_the_window() -> None:
+    estimator = Estimator()
+    _observe(estimator, *[900] * 20)
+    _observe(estimator, *[10, 14] * MOST_RUNS)
+    times = estimator.refine(SEED, KEY, now_ns=0)
+    assert times.mean_ns == 12 * MS
+    assert abs(times.deviation_ns - 2 * MS) < MS // 100
+
+
 def test_the_window_forgets() -> None:
     estimator = Estimator()
     _observe(estimator, *[50] * WINDOW_RUNS)
-    _observe(estimator, *[5] * WINDOW_RUNS)
+    _observe(estimator, *[5] * WINDOW_RUNS, now_ns=RECENT_NS + 1)
     assert _refine(estimator) == (5, 5)
+    _observe(estimator, *[6] * MOST_RUNS, now_ns=RECENT_NS + 1)
+    assert _refine(estimator) == (6, 6), "and so it does when they come fast"
     _observe(estimator, 7, now_ns=120_000 * MS)
     _observe(estimator, *[7] * (MIN_RUNS - 1), now_ns=120_000 * MS)
     assert _refine(estimator, now_ns=120_000 * MS) == (7, 7)
@@ -102,7 +113,7 @@ def test_an_attempt_that_was_stopped_counts_as_one() -> None:
     estimator.observe_stopped(KEY, 3 * MS, SEED, now_ns=0, slowdown=1.0)
     assert not estimator.stale(KEY, STALE_NS)
     assert estimator.stale(KEY, STALE_NS + 1)
-    assert estimator.refine(SEED, KEY, now_ns=0) == SEED
+    assert _refine(estimator) == (20, 30)
 
 
 def test_fewer_cores_than_threads_are_foreseen_and_taken_out_of_what_is_learnt() -> None:
