@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from edgeinfer import oip
-from edgeinfer.client import AsyncClient, Client, DeadlineExpired, Media, Rejected, Tensor
+from edgeinfer.client import AsyncClient, Client, DeadlineExpired, Media, Rejected, SharedTensor, Tensor
 from edgeinfer.client.values import make_request
 from edgeinfer.errors import LinkError, ProtocolError, SessionError
 from edgeinfer.gateway.bounds import Bounds
@@ -222,7 +222,7 @@ def test_no_permission_says_which_group_to_join(tmp_path: Path, monkeypatch: pyt
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("edgeinfer.client.sync._UnixConnection.connect", refuse)  # whoever runs this may be root
+    monkeypatch.setattr("edgeinfer.client.sync._Connection.__init__", refuse)  # whoever runs this may be root
     with pytest.raises(LinkError, match=rf"no permission to use {path}: join the group edgeinfer \(usermod -aG"):
         Client(path).status()
     path.touch()
@@ -302,11 +302,24 @@ def test_a_hung_daemon_is_given_up_soon_after_the_deadline(tmp_path: Path, monke
         Client(_served_once(b"", Path())).infer("m", {"x": Tensor("FP32", [1], bytes(4))}, deadline_ms=100)
 
 
+class _Interrupted:
+    """A socket that is interrupted while it waits for the reply."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def recv_into(self, *_: object) -> int:
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
 def test_an_interrupted_call_never_gives_its_answer_to_the_next(client: Client, submit: ScriptedSubmit) -> None:
     client.infer("double", [[1, 2]])
     connection = client._connection
     assert connection is not None
-    connection.getresponse = lambda: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+    connection._sock = _Interrupted(connection._sock)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         client.infer("double", [[5, 6]])
     assert client.infer("double", [[1, 2]])["y"].elements() == [2, 4]
@@ -390,3 +403,68 @@ async def test_both_clients_say_the_same_about_a_daemon_that_is_not_there_or_han
         await AsyncClient("none").status()
     with pytest.raises(LinkError, match=r"did not answer within 0\.2 s"):
         await AsyncClient(_served_once(b"", Path())).infer("m", {"x": Tensor("FP32", [1], bytes(4))}, deadline_ms=100)
+
+
+# --- shared memory
+
+
+def test_inputs_in_shared_memory_are_read_where_they_lie(client: Client, submit: ScriptedSubmit) -> None:
+    with SharedTensor("FP32", [1 << 16, 2]) as shared:
+        view = np.frombuffer(shared.raw, np.float32).reshape(shared.shape)
+        for factor in (1, 3):
+            view[:] = factor * np.arange(1 << 17, dtype=np.float32).reshape(-1, 2)
+            assert np.array_equal(client.infer("double", {"x": shared})["y"].as_numpy(), 2 * view)
+        assert np.array_equal(client.infer("double", shared)["y"].as_numpy(), 2 * view)
+        assert client.infer("double", [[1, 2]])["y"].elements() == [2, 4]
+    assert [len(ticket.request.payload.tensors) for ticket in submit.tickets] == [1, 1, 1, 1]
+
+
+def test_more_shared_tensors_than_the_daemon_keeps_take_turns(client: Client) -> None:
+    tensors = [SharedTensor("FP32", [1, 2]) for _ in range(7)]
+    for number, tensor in enumerate(tensors):
+        tensor.raw[:] = np.array([number, 1], np.float32).tobytes()
+    for _ in range(2):
+        for number, tensor in enumerate(tensors):
+            assert client.infer("double", {"x": tensor})["y"].elements() == [2 * number, 2]
+
+
+def test_a_shared_tensor_goes_over_a_new_connection_as_well(tmp_path: Path, submit: ScriptedSubmit) -> None:
+    shared = SharedTensor("FP32", [1, 2])
+    for _ in range(2):
+        with serving_in_thread(submit) as (_, path):
+            client = Client(path)
+            assert client.infer("double", {"x": shared})["n"].elements() == [2]
+            client.close()
+            assert client.infer("double", {"x": shared})["n"].elements() == [2]
+
+
+def test_a_daemon_that_shares_nothing_gets_the_tensor_through_the_socket(submit: ScriptedSubmit) -> None:
+    shared = SharedTensor("FP32", [1, 2])
+    with serving_in_thread(submit, bounds=Bounds(regions=0)) as (_, path), Client(path) as client:
+        assert client.infer("double", {"x": shared})["n"].elements() == [2]
+        assert client.infer("double", {"x": shared})["n"].elements() == [2]
+
+
+@pytest.mark.parametrize(("datatype", "shape"), [("BYTES", [1]), ("FP32", [0, 2]), ("FP32", [-1, 2])])
+def test_only_what_has_a_size_can_be_shared(datatype: str, shape: list[int]) -> None:
+    with pytest.raises(ProtocolError, match="has no size to share"):
+        SharedTensor(datatype, shape)
+
+
+def test_a_closed_shared_tensor_is_told_apart(client: Client) -> None:
+    shared = SharedTensor("FP32", [1, 2])
+    shared.close()
+    with pytest.raises(ProtocolError, match="was closed"):
+        client.infer("double", {"x": shared})
+
+
+async def test_many_calls_at_once_share_their_inputs() -> None:
+    submit = ScriptedSubmit(delay_s=0.01)
+    tensors = [SharedTensor("FP32", [1, 2]) for _ in range(12)]
+    for number, tensor in enumerate(tensors):
+        tensor.raw[:4] = np.array([number], np.float32).tobytes()
+    async with serving(submit) as (gateway, path), AsyncClient(path) as edge:
+        for _ in range(2):
+            answers = await asyncio.gather(*(edge.infer("double", {"x": tensor}) for tensor in tensors))
+            assert [answer["y"].elements()[0] for answer in answers] == [2 * number for number in range(12)]
+        assert gateway.snapshot().connections <= 12

@@ -15,13 +15,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgeinfer.client.answer import DeadlineExpired, Inference, Output, Rejected
+from edgeinfer.client.memory import SharedTensor
 from edgeinfer.client.sync import Client
 from edgeinfer.client.values import Media, Tensor
 
 if TYPE_CHECKING:
     from edgeinfer.client.aio import AsyncClient
 
-__all__ = ["AsyncClient", "Client", "DeadlineExpired", "Inference", "Media", "Output", "Rejected", "Tensor"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "DeadlineExpired",
+    "Inference",
+    "Media",
+    "Output",
+    "Rejected",
+    "SharedTensor",
+    "Tensor",
+]
 
 
 def __getattr__(name: str) -> object:

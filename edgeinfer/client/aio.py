@@ -1,35 +1,51 @@
-"""The client for asyncio apps: any number of calls at once, each on a connection of its own.
+"""The client for asyncio apps: any number of calls at once, each on a connection of its own while it lasts.
 
-A connection to a UNIX socket costs less than 0.1 ms, and so a call that is cancelled hangs up, which cancels the
-request inside the daemon too.
+A few connections are kept for further calls. A call that is cancelled hangs up, which cancels the request inside the
+daemon too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import select
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from edgeinfer import oip
 from edgeinfer.client.answer import Inference, read_answer, read_document
-from edgeinfer.client.route import answer_within_s, find_socket, model_path, no_daemon, request_headers
+from edgeinfer.client.memory import Registered, SharedTensor, in_place, shared_in
+from edgeinfer.client.route import answer_within_s, find_socket, model_path, no_daemon
 from edgeinfer.client.values import TEXT_TYPE, Media, Specs, Value, make_request, media_of_file, needs_specs, only_input
+from edgeinfer.client.wire import (
+    BUFFER_BYTES,
+    HEADER_LENGTH,
+    HTTP_OK,
+    MAX_PARTS,
+    Buffer,
+    Reply,
+    request_parts,
+    rest_of,
+)
 from edgeinfer.errors import LinkError, ProtocolError
 from edgeinfer.request import Payload
 
-_MAX_HEAD_BYTES = 1 << 16
+_MOST_IDLE: Final = 4
+"""Connections that are kept for further calls; the daemon has 32 for everybody."""
+_KNOCK_AGAIN_S: Final = 0.002
 
 
 class AsyncClient:
-    """Asks the daemon on this device from an event loop. Needs no closing; `async with` is welcome all the same."""
+    """Asks the daemon on this device from an event loop. Keeps a few connections: `async with` or `close` closes them."""
 
     def __init__(self, socket: Path | str | None = None) -> None:
         """Remember where the daemon listens; as `Client`."""
         self.socket = find_socket(socket)
         self._inputs: dict[tuple[str, str | None], Specs] = {}
+        self._idle: list[_Connection] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -37,7 +53,13 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections that no call uses; calls go on, and further ones open new ones."""
         self._inputs.clear()
+        while self._idle:
+            self._idle.pop().close()
 
     async def infer(
         self,
@@ -55,8 +77,9 @@ class AsyncClient:
         specs = await self._specs(model, version) if needs_specs(inputs) else ()
         payload = make_request(model, inputs, specs, outputs=outputs, parameters=parameters)
         path = f"{model_path(model, version)}/infer"
-        status, headers, body = await self._exchange("POST", path, answer_within_s(deadline_ms), payload)
-        return read_answer(status, headers.get(oip.HEADER_LENGTH.lower()), body)
+        shared = shared_in(payload, inputs)
+        reply = await self._exchange("POST", path, answer_within_s(deadline_ms), payload, shared)
+        return read_answer(reply.status, reply.headers.get(HEADER_LENGTH), reply.body)
 
     async def infer_media(
         self,
@@ -98,7 +121,7 @@ class AsyncClient:
     async def ready(self) -> bool:
         """Return whether the daemon is there and would take requests; never raises for one that is not."""
         try:
-            return (await self._exchange("GET", "/v2/health/ready", 5.0))[0] == 200
+            return (await self._exchange("GET", "/v2/health/ready", 5.0)).status == HTTP_OK
         except LinkError:
             return False
 
@@ -110,58 +133,111 @@ class AsyncClient:
         return self._inputs[key]
 
     async def _document(self, path: str, kind: type[Any]) -> Any:
-        status, _, body = await self._exchange("GET", path, 10.0)
-        return read_document(status, body, kind)
+        reply = await self._exchange("GET", path, 10.0)
+        return read_document(reply.status, reply.body, kind)
 
     async def _exchange(
-        self, method: str, path: str, timeout_s: float, payload: Payload | None = None
-    ) -> tuple[int, dict[str, str], bytes]:
-        """Send a request and return status, headers (lower-case names) and body of the reply."""
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        payload: Payload | None = None,
+        shared: Sequence[SharedTensor] = (),
+    ) -> Reply:
+        """Send a request and return the reply."""
         try:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await self._connect()
+                connection = await self._connected()
                 try:
-                    return await self._ask(reader, writer, method, path, payload)
-                finally:
-                    writer.close()
+                    if payload is not None and shared:
+                        payload = await connection.share(payload, shared)
+                    reply = await connection.exchange(request_parts(method, path, payload))
+                except BaseException:
+                    connection.close()  # interrupted half way; hanging up cancels the request in the daemon too
+                    raise
         except TimeoutError as error:
             raise LinkError(
                 f"{self.socket}: the daemon did not answer within {timeout_s:.1f} s; is it hung?"
             ) from error
         except OSError as error:
             raise LinkError(f"{self.socket}: the daemon hung up: {error.strerror or error}") from error
+        except ProtocolError as error:
+            raise ProtocolError(f"{self.socket}: what listens there is not edgeinfer: {error}") from error
+        if reply.ends or len(self._idle) >= _MOST_IDLE:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        return reply
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connected(self) -> _Connection:
+        """Return a connection that no call uses: the one that was used last, or a new one."""
+        loop = asyncio.get_running_loop()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.loop is loop and not connection.is_stale():
+                return connection
+            connection.close()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            return await asyncio.open_unix_connection(self.socket, limit=_MAX_HEAD_BYTES)
+            while True:
+                with contextlib.suppress(BlockingIOError):  # more are knocking than the kernel keeps for the daemon
+                    sock.connect(os.fspath(self.socket))
+                    return _Connection(sock, loop)
+                await asyncio.sleep(_KNOCK_AGAIN_S)
         except OSError as error:
+            sock.close()
             raise no_daemon(self.socket, error) from error
+        except BaseException:
+            sock.close()
+            raise
 
-    async def _ask(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        method: str,
-        path: str,
-        payload: Payload | None,
-    ) -> tuple[int, dict[str, str], bytes]:
-        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
-        lines += [f"{name}: {value}" for name, value in request_headers(payload).items()]
-        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
-        if payload is not None:
-            writer.writelines((payload.header, *payload.tensors))
-        with contextlib.suppress(ConnectionError):  # refused before it was read whole: the reply says why
-            await writer.drain()
+
+class _Connection:
+    """A connection to the daemon, and the memory that is shared over it. One call at a time."""
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._sock = sock
+        self._registered = Registered()
+        self._shares = True
+        self._scratch = bytearray(BUFFER_BYTES)
+
+    def is_stale(self) -> bool:
+        """Return whether the other side has closed, or sent what nobody asked for."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def exchange(self, parts: list[Buffer], pass_on: Sequence[int] = ()) -> Reply:
+        """Send a request, and descriptors beside its first byte, and return the reply; as the blocking client's."""
         try:
-            status_line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            headers = dict(_header(line) for line in fields if line)
-            status = int(status_line.split(" ")[1])
-            body = await reader.readexactly(int(headers["content-length"]))
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, LookupError) as error:
-            raise ProtocolError(f"{self.socket}: what listens there is not edgeinfer: {error!r}") from error
-        return status, headers, body
+            if pass_on:
+                parts = rest_of(parts, socket.send_fds(self._sock, parts[:1], list(pass_on)))
+            with contextlib.suppress(BlockingIOError):
+                parts = rest_of(parts, self._sock.sendmsg(parts[:MAX_PARTS]))
+            for part in parts:
+                await self.loop.sock_sendall(self._sock, part)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused before it was read whole: the reply says why
+        reply = Reply(self._scratch)
+        while not reply.take(await self.loop.sock_recv_into(self._sock, reply.buffer)):
+            pass
+        return reply
 
+    async def share(self, payload: Payload, tensors: Sequence[SharedTensor]) -> Payload:
+        """Return the request as it is sent here: with the tensors in shared memory, where the daemon knows them by now.
 
-def _header(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
-    return name.strip().lower(), value.strip()
+        A daemon that cannot share gets them through the socket.
+        """
+        if not self._shares:
+            return payload
+        for parts, fds in self._registered.requests(tensors):
+            reply = await self.exchange(parts, fds)
+            if reply.status != HTTP_OK and fds:
+                self._shares = False
+                return payload
+        return in_place(payload, tensors)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()

@@ -142,7 +142,7 @@ class Inference:
         }
 
 
-def read_answer(status: int, header_length: str | None, body: bytes) -> Inference:
+def read_answer(status: int, header_length: str | None, body: bytes | bytearray | memoryview) -> Inference:
     """Return the answer in a reply to an inference.
 
     Raises:
@@ -174,7 +174,7 @@ def read_answer(status: int, header_length: str | None, body: bytes) -> Inferenc
     )
 
 
-def read_document(status: int, body: bytes, kind: type[Any]) -> Any:
+def read_document(status: int, body: bytes | bytearray | memoryview, kind: type[Any]) -> Any:
     """Return the JSON document in a reply to a question.
 
     Raises:
@@ -185,11 +185,11 @@ def read_document(status: int, body: bytes, kind: type[Any]) -> Any:
         raise refusal(status, body)
     document = _parse(body)
     if not isinstance(document, kind):
-        raise ProtocolError(f"the reply is no {kind.__name__} ({body[:60]!r}); is this edgeinfer?")
+        raise ProtocolError(f"the reply is no {kind.__name__} ({bytes(body[:60])!r}); is this edgeinfer?")
     return document
 
 
-def refusal(status: int, body: bytes) -> EdgeInferError:
+def refusal(status: int, body: bytes | bytearray | memoryview) -> EdgeInferError:
     """Return the exception for a reply that is no answer."""
     document = _parse(body)
     said: dict[str, Any] = document if isinstance(document, dict) else {}
@@ -205,11 +205,11 @@ def refusal(status: int, body: bytes) -> EdgeInferError:
     return ProtocolError(f"HTTP {status}: {detail}")
 
 
-def _parse(body: bytes) -> Any:
+def _parse(body: bytes | bytearray | memoryview) -> Any:
     try:
-        return json.loads(body)
+        return json.loads(bytes(body))
     except ValueError as error:
-        raise ProtocolError(f"the reply is not JSON ({body[:60]!r}); is this edgeinfer?") from error
+        raise ProtocolError(f"the reply is not JSON ({bytes(body[:60])!r}); is this edgeinfer?") from error
 
 
 def _plain(value: Any) -> Any:

@@ -8,9 +8,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from edgeinfer import oip
 from edgeinfer.errors import LinkError
-from edgeinfer.request import Payload
 
 DEFAULT_SOCKET = Path("/run/edgeinfer/edgeinfer.sock")
 SOCKET_VARIABLE = "EDGEINFER_SOCKET"
@@ -48,17 +46,6 @@ def model_path(name: str, version: str | None) -> str:
     """Return the path of a model, or of one version of it."""
     path = f"/v2/models/{quote(name, safe='')}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path
-
-
-def request_headers(payload: Payload | None) -> dict[str, str]:
-    """Return the headers of a request with this body."""
-    if payload is None:
-        return {}
-    return {
-        oip.HEADER_LENGTH: str(len(payload.header)),
-        "Content-Type": "application/octet-stream",
-        "Content-Length": str(payload.size_bytes),
-    }
 
 
 def answer_within_s(deadline_ms: float | None) -> float:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import select
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from edgeinfer import oip
 from edgeinfer.client.answer import Inference, read_answer, read_document
-from edgeinfer.client.route import answer_within_s, find_socket, model_path, no_daemon, request_headers
+from edgeinfer.client.memory import Registered, SharedTensor, in_place, shared_in
+from edgeinfer.client.route import answer_within_s, find_socket, model_path, no_daemon
 from edgeinfer.client.values import TEXT_TYPE, Media, Specs, Value, make_request, media_of_file, needs_specs, only_input
+from edgeinfer.client.wire import (
+    BUFFER_BYTES,
+    HEADER_LENGTH,
+    HTTP_OK,
+    MAX_PARTS,
+    Buffer,
+    Reply,
+    request_parts,
+    rest_of,
+)
 from edgeinfer.errors import LinkError, ProtocolError
 from edgeinfer.request import Payload
+
+_CONNECT_S: Final = 5.0
 
 
 class Client:
@@ -25,7 +36,7 @@ class Client:
     def __init__(self, socket: Path | str | None = None) -> None:
         """Remember where the daemon listens: `socket`, else $EDGEINFER_SOCKET, else the installed service's place."""
         self.socket = find_socket(socket)
-        self._connection: _UnixConnection | None = None
+        self._connection: _Connection | None = None
         self._inputs: dict[tuple[str, str | None], Specs] = {}
 
     def __enter__(self) -> Self:
@@ -54,12 +65,13 @@ class Client:
     ) -> Inference:
         """Run a model once and return its answer.
 
-        `inputs` maps input names to values; a value alone is the model's only input. A value is a `Tensor`, a `Media`,
-        a numpy array or any other buffer, a (nested) list of numbers or texts, or a text. Lists, and numpy arrays of
-        numpy's default types (float64, int64), are given the datatype that the model declares. `deadline_ms` counts
-        from the call's arrival; default the model's own. Further `parameters`: `priority` (higher goes first), `firm`
-        (False: may be dropped for more urgent work), `accept_late`, `scope` ("device", "site" or "any": how far the
-        data may travel; default "device"), `sequence_id` and `sequence_start` (stateful models).
+        `inputs` maps input names to values; a value alone is the model's only input. A value is a `Tensor`, a
+        `SharedTensor` (the daemon reads it where it lies), a `Media`, a numpy array or any other buffer, a (nested)
+        list of numbers or texts, or a text. Lists, and numpy arrays of numpy's default types (float64, int64), are
+        given the datatype that the model declares. `deadline_ms` counts from the call's arrival; default the model's
+        own. Further `parameters`: `priority` (higher goes first), `firm` (False: may be dropped for more urgent
+        work), `accept_late`, `scope` ("device", "site" or "any": how far the data may travel; default "device"),
+        `sequence_id` and `sequence_start` (stateful models).
 
         Raises:
             Rejected: refused, with the reason; also for inputs that do not fit the model.
@@ -72,10 +84,10 @@ class Client:
             parameters["deadline_ms"] = deadline_ms
         specs = self._specs(model, version) if needs_specs(inputs) else ()
         payload = make_request(model, inputs, specs, outputs=outputs, parameters=parameters)
-        status, headers, body = self._exchange(
-            "POST", f"{model_path(model, version)}/infer", timeout_s=answer_within_s(deadline_ms), payload=payload
-        )
-        return read_answer(status, headers.get(oip.HEADER_LENGTH), body)
+        path = f"{model_path(model, version)}/infer"
+        shared, timeout_s = shared_in(payload, inputs), answer_within_s(deadline_ms)
+        reply = self._exchange("POST", path, timeout_s=timeout_s, payload=payload, shared=shared)
+        return read_answer(reply.status, reply.headers.get(HEADER_LENGTH), reply.body)
 
     def infer_media(
         self,
@@ -125,7 +137,7 @@ class Client:
     def ready(self) -> bool:
         """Return whether the daemon is there and would take requests; never raises for one that is not."""
         try:
-            return self._exchange("GET", "/v2/health/ready", timeout_s=5.0)[0] == 200
+            return self._exchange("GET", "/v2/health/ready", timeout_s=5.0).status == HTTP_OK
         except LinkError:
             return False
 
@@ -137,8 +149,8 @@ class Client:
         return self._inputs[key]
 
     def _document(self, path: str, kind: type[Any]) -> Any:
-        status, _, body = self._exchange("GET", path, timeout_s=10.0)
-        return read_document(status, body, kind)
+        reply = self._exchange("GET", path, timeout_s=10.0)
+        return read_document(reply.status, reply.body, kind)
 
     def _exchange(
         self,
@@ -147,8 +159,9 @@ class Client:
         *,
         timeout_s: float,
         payload: Payload | None = None,
-    ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """Send a request and return status, headers and body of the reply.
+        shared: Sequence[SharedTensor] = (),
+    ) -> Reply:
+        """Send a request and return the reply.
 
         Raises:
             LinkError: no daemon, or none that answers in time.
@@ -156,17 +169,9 @@ class Client:
         """
         connection = self._connected(timeout_s)
         try:
-            connection.putrequest(method, path, skip_accept_encoding=True)
-            for name, value in request_headers(payload).items():
-                connection.putheader(name, value)
-            connection.endheaders()
-            try:
-                for part in (payload.header, *payload.tensors) if payload else ():
-                    connection.send(part)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # refused before it was read whole: the reply says why
-            with connection.getresponse() as response:
-                return response.status, response.headers, response.read()
+            if payload is not None and shared:
+                payload = connection.share(payload, shared)
+            reply = connection.exchange(request_parts(method, path, payload))
         except TimeoutError as error:
             self.close()
             raise LinkError(
@@ -175,47 +180,94 @@ class Client:
         except OSError as error:
             self.close()
             raise LinkError(f"{self.socket}: the daemon hung up: {error.strerror or error}") from error
-        except http.client.HTTPException as error:
+        except ProtocolError as error:
             self.close()
-            raise ProtocolError(f"{self.socket}: what listens there is not edgeinfer: {error!r}") from error
+            raise ProtocolError(f"{self.socket}: what listens there is not edgeinfer: {error}") from error
         except BaseException:
             self.close()  # interrupted half way: the reply must not be taken for the next request's
             raise
+        if reply.ends:
+            self.close()
+        return reply
 
-    def _connected(self, timeout_s: float) -> _UnixConnection:
+    def _connected(self, timeout_s: float) -> _Connection:
         """Return a live connection; one that the daemon has closed while it was idle is replaced."""
         if self._connection is not None and self._connection.is_stale():
             self.close()
-        if self._connection is None:
-            self._inputs.clear()
-            self._connection = _UnixConnection(self.socket)
-        connection = self._connection
         try:
-            if connection.sock is None:
-                connection.connect()
-            connection.sock.settimeout(timeout_s)
+            if self._connection is None:
+                self._inputs.clear()
+                self._connection = _Connection(self.socket)
+            self._connection.set_timeout(timeout_s)
         except OSError as error:
             self.close()
             raise no_daemon(self.socket, error) from error
-        return connection
+        return self._connection
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a UNIX socket."""
+class _Connection:
+    """A connection to the daemon, and the memory that is shared over it."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost")
-        self._path = path
+        """Connect.
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(5.0)
-        self.sock.connect(os.fspath(self._path))
+        Raises:
+            OSError: nobody is there.
+        """
+        self._registered = Registered()
+        self._shares = True
+        self._scratch = bytearray(BUFFER_BYTES)
+        self._poll = select.poll()
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock.settimeout(_CONNECT_S)
+            self._sock.connect(os.fspath(path))
+        except BaseException:
+            self._sock.close()
+            raise
+        self._poll.register(self._sock, select.POLLIN)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait for each part of a reply at most so long."""
+        self._sock.settimeout(timeout_s)
 
     def is_stale(self) -> bool:
         """Return whether the other side has closed, or sent what nobody asked for."""
-        if self.sock is None:
-            return False
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._poll.poll(0))
+
+    def exchange(self, parts: list[Buffer], pass_on: Sequence[int] = ()) -> Reply:
+        """Send a request, and descriptors beside its first byte, and return the reply.
+
+        Raises:
+            OSError: the daemon hangs up or does not answer.
+            ProtocolError: what comes is no reply of the daemon's.
+        """
+        try:
+            if pass_on:
+                parts = rest_of(parts, socket.send_fds(self._sock, parts[:1], list(pass_on)))
+            while parts:
+                parts = rest_of(parts, self._sock.sendmsg(parts[:MAX_PARTS]))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused before it was read whole: the reply says why
+        reply = Reply(self._scratch)
+        while not reply.take(self._sock.recv_into(reply.buffer)):
+            pass
+        return reply
+
+    def share(self, payload: Payload, tensors: Sequence[SharedTensor]) -> Payload:
+        """Return the request as it is sent here: with the tensors in shared memory, where the daemon knows them by now.
+
+        A daemon that cannot share gets them through the socket.
+        """
+        if not self._shares:
+            return payload
+        for parts, fds in self._registered.requests(tensors):
+            reply = self.exchange(parts, fds)
+            if reply.status != HTTP_OK and fds:
+                self._shares = False
+                return payload
+        return in_place(payload, tensors)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()

@@ -21,6 +21,7 @@ import msgspec
 
 from edgeinfer import oip
 from edgeinfer.client.answer import Rejected
+from edgeinfer.client.memory import SharedTensor
 from edgeinfer.errors import ProtocolError
 from edgeinfer.request import Payload
 
@@ -144,7 +145,7 @@ def _spec(model: str, specs: Specs, name: str) -> Mapping[str, Any]:
 
 def _is_plain(value: Value) -> bool:
     """Return whether only the model can say what datatype this is: a list, a number."""
-    known = (Tensor, Media, str, bytes, bytearray, memoryview, array.array)
+    known = (Tensor, SharedTensor, Media, str, bytes, bytearray, memoryview, array.array)
     return not isinstance(value, known) and not hasattr(value, "__array_interface__")
 
 
@@ -156,7 +157,7 @@ def _is_default(value: Value) -> bool:
 
 def _encode(model: str, specs: Specs, name: str, value: Value) -> tuple[str, list[int], Any]:
     """Return datatype, shape and raw bytes of an input value."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | SharedTensor):
         return value.datatype, list(value.shape), value.raw
     if isinstance(value, Media):
         return "BYTES", [1], oip.bytes_element(value.data)
