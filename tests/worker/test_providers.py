@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from edgeinfer.artifact.manifest import File, Manifest, Runtime, TensorSpec, Variant
 from edgeinfer.clock import NS_PER_MS
 from edgeinfer.errors import SessionError
+from edgeinfer.worker import providers
+from edgeinfer.worker.fault import Fault
+from edgeinfer.worker.messages import LoadSpec
 from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.spec import WorkerLimits, bare_spec, load_spec
 from edgeinfer.worker.worker import EndCause, RunResult, Worker
@@ -260,3 +264,29 @@ async def test_an_older_build_of_a_board_vendor_runs_models_too(tmp_path: Path) 
         await worker.stop(grace_ns=0)
     finally:
         await nursery.close()
+
+
+VENDOR = ["TensorrtExecutionProvider", "CUDAExecutionProvider", CPU]
+
+
+async def test_providers_of_the_build_are_handed_over_in_order_with_their_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a Jetson, whose onnxruntime has them built in; there is none here to run them."""
+    monkeypatch.setattr(ort, "get_available_providers", lambda: VENDOR)
+    asked = {"TensorrtExecutionProvider": {"trt_fp16_enable": "1"}}
+    order = LoadSpec(
+        model="m", version="1.0.0", variant="v", path="m.onnx", intra_threads=2, providers=VENDOR, provider_options=asked
+    )  # fmt: skip
+    options = ort.SessionOptions()
+    assert providers.choose(order, options) == [
+        ("TensorrtExecutionProvider", {"trt_fp16_enable": "1"}), ("CUDAExecutionProvider", {}), (CPU, {}),
+    ]  # fmt: skip
+    with pytest.raises(RuntimeError):
+        options.get_session_config_entry("session.disable_cpu_ep_fallback")
+    alone = ort.SessionOptions()
+    assert providers.choose(replace(order, providers=VENDOR[1:2]), alone) == [("CUDAExecutionProvider", {})]
+    assert alone.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
+    monkeypatch.setattr(ort, "get_available_providers", lambda: VENDOR[1:])
+    with pytest.raises(Fault, match="TensorrtExecutionProvider is not installed here; install the board vendor's"):
+        providers.choose(order, options)
