@@ -3,7 +3,7 @@
 Such a node carries what an execution provider has compiled, in itself or in a file beside the model: code that the
 provider and its driver run as it is. No check of the graph says anything about it, and some of the ways in which it is
 loaded have let paths out of the model's folder. So it may come only from somebody whom the device trusts: from a
-signed bundle. Signatures aren't checked yet, hence every one is refused, wherever a model is met: at
+signed bundle. This version takes it from none yet: every one is refused, wherever a model is met, at
 `edgeinfer bundle add`, when a worker loads it, at `edgeinfer try`, and by the toolchain.
 
 The name of an operator stands in the file as plain bytes, in ONNX as in ORT format. So a file without these bytes has
@@ -68,8 +68,8 @@ def refuse_compiled_contexts(path: Path) -> None:
     context = next(compiled_contexts(path), None)
     if context is not None:
         raise UnsignedContext(
-            f"{path} holds compiled code ({context}), which the provider's driver runs unchecked; it is taken only "
-            "from a signed bundle, and signatures cannot be checked yet. Build from the plain ONNX model instead "
+            f"{path} holds compiled code ({context}), which the provider's driver runs unchecked; only a signed bundle "
+            "could vouch for it, and this version takes it from none yet. Build from the plain ONNX model instead "
             "(without ep.context_enable): the provider compiles it on the device"
         )
 
