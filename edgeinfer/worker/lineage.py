@@ -1,7 +1,7 @@
 """Keep the family of processes together: nobody outlives the daemon, and the daemon reaps everybody.
 
-Owns the few system calls that say who dies with whom (prctl, pidfd) and the decoding of how a child ended.
-Who is started, and when, is `nursery`'s. Used on both sides; imports nothing but the standard library.
+Owns the few system calls that say who dies with whom (prctl, pidfd) and who gives way to whom, and the decoding of how
+a child ended. Who is started, and when, is `nursery`'s. Used on both sides; imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -75,6 +76,43 @@ def offer_to_oom_killer(score_adj: int) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:  # noqa: PTH123
         if int(file.read()) < score_adj:
             file.write(str(score_adj).encode())
+
+
+_CAP_SYS_NICE: Final = 23
+_GIVES_WAY_BY: Final = 5
+"""Steps of nice: beside a process of normal priority a third of its share, and it is preempted at once."""
+
+
+@contextlib.contextmanager
+def giving_way() -> Iterator[None]:
+    """Let processes of normal priority go first while the body runs, if we may come back from that.
+
+    An unprivileged process may only with RLIMIT_NICE (LimitNICE= in a systemd unit). Threads that the body has started
+    come back, too.
+    """
+    normal = os.getpriority(os.PRIO_PROCESS, 0)
+    if not _may_return_to(normal):
+        yield
+        return
+    with contextlib.suppress(OSError):  # a sandbox may forbid the call
+        os.setpriority(os.PRIO_PROCESS, 0, normal + _GIVES_WAY_BY)
+    try:
+        yield
+    finally:
+        for task in os.listdir("/proc/self/task"):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, int(task), normal)
+
+
+def _may_return_to(nice: int) -> bool:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
+    if soft == resource.RLIM_INFINITY or soft >= 20 - nice:
+        return True
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith(b"CapEff:"):
+                return bool(int(line.split()[1], 16) >> _CAP_SYS_NICE & 1)
+    return False
 
 
 def reap_group(group: int, known: Collection[int] = ()) -> None:

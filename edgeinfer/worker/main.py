@@ -117,7 +117,8 @@ def _load(spec: LoadSpec, channel: Channel, inbox: Inbox) -> Runner:
     before = read_memory() or Memory(0, 0, 0)
     began_ns = time.monotonic_ns()
     try:
-        model = session.load(spec, LogLines(channel))
+        with lineage.giving_way():
+            model = session.load(spec, LogLines(channel))
     except MemoryError as error:
         raise Fault("out_of_memory", f"{spec.title} does not fit its memory limit while loading") from error
     loaded_ns = time.monotonic_ns()

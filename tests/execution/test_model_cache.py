@@ -276,6 +276,31 @@ async def test_damage_is_found_before_the_version_that_serves_gives_way(place_of
         assert place.cache.residents() == [first]
 
 
+async def test_every_thread_of_every_worker_stays_inside_the_mask_after_load_after_a_move_and_after_a_swap(
+    place_of: OpenPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    def masks() -> set[frozenset[int]]:
+        tasks = [task for pid in place.workers() for task in Path(f"/proc/{pid}/task").iterdir()]
+        assert len(tasks) >= 2 * 2
+        return {frozenset(os.sched_getaffinity(int(task))) for task in tasks}
+
+    usable = sorted(os.sched_getaffinity(0))
+    first, last = frozenset(usable[:1]), frozenset(usable[-1:])
+    async with place_of() as place:
+        place.install("echo")
+        place.cache.set_cpus(first)
+        await place.load("echo", workers=2, threads=2)
+        assert masks() == {first}
+        place.cache.set_cpus(last)
+        assert masks() == {last}
+        place.install("echo", version="1.1.0")
+        await place.load("echo", workers=2, threads=2, version="1.1.0")
+        assert masks() == {last}
+        place.cache.set_cpus(first)
+        assert masks() == {first}
+    assert "affinity" not in caplog.text
+
+
 async def test_a_new_version_takes_over_and_a_bad_one_does_not(place_of: OpenPlace) -> None:
     async with place_of() as place:
         place.install("echo")

@@ -202,3 +202,38 @@ async def test_closing_ends_the_zygote_but_no_worker(start_worker: StartWorker) 
     assert newborn.child.is_running
     newborn.sock.close()  # the end of its channel is the end of a worker
     assert (await asyncio.wait_for(newborn.child.ended, 5)).code == 0
+
+
+GIVING_WAY = """
+import os, resource, sys, threading
+from edgeinfer.worker import lineage
+
+def nice(task=0):
+    return os.getpriority(os.PRIO_PROCESS, task)
+
+if sys.argv[1] == "limited":
+    resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
+    os.setuid(65534)
+release, started = threading.Event(), threading.Event()
+def live():
+    started.set()
+    release.wait()
+with lineage.giving_way():
+    thread = threading.Thread(target=live)
+    thread.start()
+    started.wait()
+    inside = nice(), nice(thread.native_id)
+after = nice(), nice(thread.native_id)
+release.set()
+print(*inside, *after)
+"""
+
+
+@pytest.mark.parametrize(("right", "expected"), [("full", "5 5 0 0"), ("limited", "0 0 0 0")])
+async def test_who_loads_gives_way_only_where_it_may_come_back(right: str, expected: str) -> None:
+    if os.geteuid() != 0 or os.getpriority(os.PRIO_PROCESS, 0) != 0:
+        pytest.skip("needs root, and a normal priority of its own")
+    done = subprocess.run(
+        [sys.executable, "-c", GIVING_WAY, right], check=True, capture_output=True, text=True, timeout=30, cwd="/"
+    )
+    assert done.stdout.strip() == expected
