@@ -48,6 +48,9 @@ THRESHOLDS: Final[dict[str, tuple[float, float, float]]] = {
     "full_percent":    (2, 10, 25),
 }  # fmt: skip
 """From which value on a sensor means which level."""
+_MACHINE_WIDE: Final = frozenset({"some_percent", "full_percent"})
+"""Of the whole machine these mean `SOME` at most: who waits may be a program with a limit of its own, whom nothing that
+we give up would help. What everybody lacks shows in MemAvailable, and what we suffer in our own faults."""
 _CUT_PER_S: Final = {Pressure.NONE: 0.0, Pressure.SOME: 0.0, Pressure.HIGH: 0.02, Pressure.SEVERE: 0.05}
 _WORDS: Final = {
     "refault_bytes_s": ("refaults of {:.1f} MB/s", 1e-6),
@@ -84,7 +87,7 @@ CALM: Final = PressureState()
 
 def judge(sample: PressureSample, *, scale: float = 1.0) -> Pressure:
     """Return the highest level that a sensor means, with every value times `scale`; one that is missing means none."""
-    return max((_level(name, _value(sample, name) * scale) for name in THRESHOLDS), default=Pressure.NONE)
+    return max(_says(sample, name, scale) for name in THRESHOLDS)
 
 
 def step(
@@ -141,7 +144,7 @@ def explain(sample: PressureSample) -> str:
     """Return the sensor that says most, in words; empty when none says anything."""
     says = judge(sample)
     for name, (text, factor) in _WORDS.items():
-        if says and _level(name, _value(sample, name)) is says:
+        if says and _says(sample, name, 1.0) is says:
             return text.format(_value(sample, name) * factor)
     return ""
 
@@ -151,5 +154,7 @@ def _value(sample: PressureSample, name: str) -> float:
     return value or 0.0
 
 
-def _level(name: str, value: float) -> Pressure:
-    return Pressure(sum(value >= threshold for threshold in THRESHOLDS[name]))
+def _says(sample: PressureSample, name: str, scale: float) -> Pressure:
+    value = _value(sample, name) * scale
+    level = Pressure(sum(value >= threshold for threshold in THRESHOLDS[name]))
+    return min(level, Pressure.SOME) if sample.machine_wide and name in _MACHINE_WIDE else level

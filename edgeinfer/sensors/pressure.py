@@ -45,6 +45,8 @@ class FaultCounters:
     """Of our processes by process id: page faults that had to wait for the disk."""
     psi: MemoryPressure | None = None
     """Of our control group where it has its own, else of the machine."""
+    machine_wide: bool = False
+    """Whether `psi` is the machine's: who waits there may have nothing to do with us."""
     garbage: tuple[str, ...] = ()
     """Files that are there and say nothing that makes sense."""
 
@@ -55,7 +57,7 @@ class FaultCounters:
             "refaults": self.refaulted_pages,
             "group major faults": self.group_major_faults,
             "major faults": self.major_faults,
-            "psi": self.psi,
+            "psi of the machine" if self.machine_wide else "psi": self.psi,
         }
         return tuple(name for name, value in named.items() if value is not None)
 
@@ -70,6 +72,8 @@ class PressureSample:
     """Page faults a second that waited for the disk, of processes that are past their loading."""
     some_percent: float | None = None
     full_percent: float | None = None
+    machine_wide: bool = False
+    """Whether the two before are of the whole machine."""
 
 
 def read_counters(proc_root: Path, group: Group | None, pids: Iterable[int]) -> FaultCounters:
@@ -88,10 +92,11 @@ def read_counters(proc_root: Path, group: Group | None, pids: Iterable[int]) -> 
             psi = _psi(group.path / "memory.pressure", garbage)
         else:
             group_faults = found
+    machine_wide = psi is None
     if psi is None:
         psi = _psi(proc_root / "pressure" / "memory", garbage)
     faults = {pid: count for pid in pids if (count := _major_faults(proc_root, pid)) is not None}
-    return FaultCounters(refaults, group_faults, faults or None, psi, tuple(garbage))
+    return FaultCounters(refaults, group_faults, faults or None, psi, machine_wide, tuple(garbage))
 
 
 class PressureMeter:
@@ -112,7 +117,7 @@ class PressureMeter:
         psi = counters.psi
         some, full = (psi.some_avg10, psi.full_avg10) if psi else (None, None)
         if last is None or seconds <= 0:
-            return PressureSample(some_percent=some, full_percent=full)
+            return PressureSample(None, None, some, full, counters.machine_wide)
         refaults = _rate(last.refaulted_pages, counters.refaulted_pages, seconds)
         ours = None
         if counters.major_faults is not None:
@@ -121,7 +126,8 @@ class PressureMeter:
         if len(grown_up) == len(faults):  # nobody loads, so the group's faults are no first reads of ours either
             group = _rate(last.group_major_faults, counters.group_major_faults, seconds)
             ours = group if ours is None else max(ours, group or 0.0)
-        return PressureSample(None if refaults is None else refaults * _PAGE_BYTES, ours, some, full)
+        reread = None if refaults is None else refaults * _PAGE_BYTES
+        return PressureSample(reread, ours, some, full, counters.machine_wide)
 
 
 def _rate(before: int | None, now: int | None, seconds: float) -> float | None:

@@ -45,9 +45,12 @@ class Machine:
         self.give(os.getpid(), own)
 
     def psi(self, *, some: float) -> None:
-        folder = self.proc / "pressure"
-        folder.mkdir(exist_ok=True)
-        (folder / "memory").write_text(f"some avg10={some:.2f} avg60=0.00 avg300=0.00 total=0\n")
+        """Say how much work in our control group waits for memory."""
+        (self.proc / "self").mkdir(exist_ok=True)
+        (self.proc / "self" / "cgroup").write_text("0::/box\n")
+        folder = self.sys / "fs" / "cgroup" / "box"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.pressure").write_text(f"some avg10={some:.2f} avg60=0.00 avg300=0.00 total=0\n")
 
     def give(self, pid: int, own: int, *, private: int | None = None) -> None:
         folder = self.proc / str(pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,13 +19,26 @@ _VALUES = st.one_of(st.none(), st.floats(0, 1e9))
 SAMPLES = st.builds(PressureSample, _VALUES, _VALUES, _VALUES, _VALUES)
 
 
+def only(sensor: str, value: float) -> PressureSample:
+    changed: Any = {sensor: value}
+    return replace(QUIET, **changed)
+
+
 def test_every_row_of_the_table_means_its_level_from_the_threshold_on() -> None:
     for sensor, thresholds in THRESHOLDS.items():
         assert list(thresholds) == sorted(thresholds)
         for level, threshold in enumerate(thresholds, start=1):
-            assert judge(PressureSample(**{sensor: threshold})) is Pressure(level)
-            assert judge(PressureSample(**{sensor: threshold * 0.999})) is Pressure(level - 1)
+            assert judge(only(sensor, threshold)) is Pressure(level)
+            assert judge(only(sensor, threshold * 0.999)) is Pressure(level - 1)
     assert judge(QUIET) is Pressure.NONE
+
+
+def test_what_the_whole_machine_waits_for_holds_us_back_and_evicts_nobody() -> None:
+    assert judge(PressureSample(some_percent=100, full_percent=100)) is Pressure.SEVERE
+    everybody = PressureSample(some_percent=100, full_percent=100, machine_wide=True)
+    assert judge(everybody) is Pressure.SOME
+    assert run((600, everybody)).cap_bytes == 400 * MIB
+    assert judge(replace(everybody, major_faults_s=5000)) is Pressure.SEVERE, "and we suffer from it"
 
 
 def run(
@@ -96,19 +110,24 @@ def test_a_missing_sensor_is_no_pressure_and_does_not_hide_another() -> None:
 
 @pytest.mark.parametrize("sensor", sorted(THRESHOLDS))
 def test_the_reason_names_the_sensor_and_its_value(sensor: str) -> None:
-    state = run((10, PressureSample(**{sensor: THRESHOLDS[sensor][1]})))
+    state = run((10, only(sensor, THRESHOLDS[sensor][1])))
     assert any(character.isdigit() for character in state.why)
     assert not run((10, QUIET)).why
 
 
 @given(SAMPLES, SAMPLES)
 def test_more_pressure_never_means_less(one: PressureSample, other: PressureSample) -> None:
-    worst = PressureSample(*(max(a or 0, b or 0) for a, b in zip(_fields(one), _fields(other), strict=True)))
+    worst = worst_of(one, other)
     assert judge(worst) >= max(judge(one), judge(other))
 
 
-def _fields(sample: PressureSample) -> tuple[float | None, ...]:
-    return (sample.refault_bytes_s, sample.major_faults_s, sample.some_percent, sample.full_percent)
+def worst_of(one: PressureSample, other: PressureSample) -> PressureSample:
+    return PressureSample(
+        refault_bytes_s=max(one.refault_bytes_s or 0, other.refault_bytes_s or 0),
+        major_faults_s=max(one.major_faults_s or 0, other.major_faults_s or 0),
+        some_percent=max(one.some_percent or 0, other.some_percent or 0),
+        full_percent=max(one.full_percent or 0, other.full_percent or 0),
+    )
 
 
 STATES = st.lists(
@@ -143,7 +162,7 @@ def test_more_pressure_never_raises_the_ceiling(
     for before, wait_ns, available, reserved in steps:
         at_ns += wait_ns
         state = step(state, before, available_bytes=available, reserved_bytes=reserved, now_ns=at_ns)
-    worse = PressureSample(*(max(a or 0, b or 0) for a, b in zip(_fields(sample), _fields(more), strict=True)))
+    worse = worst_of(sample, more)
     at_ns += RISE_NS
     little = step(state, sample, available_bytes=1000, reserved_bytes=500, now_ns=at_ns)
     much = step(state, worse, available_bytes=1000, reserved_bytes=500, now_ns=at_ns)

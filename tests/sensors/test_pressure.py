@@ -46,6 +46,7 @@ def test_version_2_tells_refaults_and_the_groups_own_psi(tree: FakeTree) -> None
     assert (found.refaulted_pages, found.group_major_faults) == (70, None)
     assert found.psi == MemoryPressure(12.5, 4.25)
     assert found.sources == ("refaults", "psi")
+    assert not found.machine_wide
 
 
 def test_a_kernel_before_5_9_has_one_refault_counter(tree: FakeTree) -> None:
@@ -59,6 +60,7 @@ def test_version_1_has_major_faults_only(tree: FakeTree) -> None:
     tree.write(tree.proc / "pressure" / "memory", PSI)
     found = counters(tree)
     assert (found.refaulted_pages, found.group_major_faults) == (None, 31)
+    assert found.machine_wide
     assert found.psi == MemoryPressure(12.5, 4.25)
 
 
