@@ -282,7 +282,7 @@ async def test_every_thread_of_every_worker_stays_inside_the_mask_after_load_aft
     def masks() -> set[frozenset[int]]:
         tasks = [task for pid in place.workers() for task in Path(f"/proc/{pid}/task").iterdir()]
         assert len(tasks) >= 2 * 2
-        return {frozenset(os.sched_getaffinity(int(task))) for task in tasks}
+        return {frozenset(os.sched_getaffinity(int(task.name))) for task in tasks}
 
     usable = sorted(os.sched_getaffinity(0))
     first, last = frozenset(usable[:1]), frozenset(usable[-1:])
