@@ -144,6 +144,27 @@ def test_a1_the_bundle_names_the_flag_so_that_a_device_without_it_leaves_the_var
 # A2 is in test_build: a variant that misses a gate ends with status 4, and nothing is published.
 
 
+def test_a2_what_a_clip_throws_away_is_not_part_of_the_range(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], name="c"),
+        helper.make_node("Clip", ["h", "zero", "six"], ["y"], name="clip"),
+    ]
+    loud = np.array([100, 0.3, 0.3, 0.3]).reshape(4, 1, 1, 1)  # one channel is far beyond 6 before the clip
+    weights = [tensor(normal(4, 3, 3, 3) * loud, "w")]
+    weights += [numpy_helper.from_array(np.float32(value), name) for value, name in ((0, "zero"), (6, "six"))]
+    model = model_of(nodes, {"x": (TensorProto.FLOAT, [1, 3, 8, 8])}, {"y": None}, weights)
+    bench = Bench(tmp_path, model, {"x": normal(1, 3, 8, 8)})
+
+    def quiet_channels() -> float:
+        want, got = (Runner(path).run(bench.probe)["y"][0, 1:] for path in (bench.source, bench.out))
+        return float(np.abs(got - want).mean())
+
+    bench.make(STATIC)
+    together = quiet_channels()
+    bench.make(Scheme(method="static", per_channel=True, operators=("Conv",)))
+    assert together < 0.1 * quiet_channels()
+
+
 # A3: a dynamic Conv becomes ConvInteger, which older runtimes cannot load
 
 

@@ -27,7 +27,7 @@ from edgeinfer_tools.coverage import Coverage, coverage, workload
 from edgeinfer_tools.faults import ModelRefused, plain
 from edgeinfer_tools.graph import quantized_operators
 from edgeinfer_tools.ranges import Calibration, encode_ranges
-from edgeinfer_tools.scheme import Scheme
+from edgeinfer_tools.scheme import CLIPPING, Scheme
 from edgeinfer_tools.sizes import human
 from edgeinfer_tools.smoke import smoke
 from edgeinfer_tools.targets import Target
@@ -176,9 +176,10 @@ def _refuse(model: onnx.ModelProto, scheme: Scheme, name: str) -> None:
         raise ModelRefused(
             f"{scheme.title}: the graph has no node named {', '.join(map(repr, unknown[:3]))} to exclude"
         )
-    wanted = [node.name for node in nodes if node.op_type in scheme.op_types]
+    kinds = [kind for kind in scheme.op_types if kind not in CLIPPING]
+    wanted = [node.name for node in nodes if node.op_type in kinds]
     if scheme.op_types and not wanted:
-        raise ModelRefused(f"{scheme.title}: the graph has none of {', '.join(scheme.op_types)} to quantize")
+        raise ModelRefused(f"{scheme.title}: the graph has none of {', '.join(kinds)} to quantize")
     if wanted and set(wanted) <= set(scheme.exclude):
         raise ModelRefused(f"{scheme.title}: every node is excluded; use the float model as it is")
 

@@ -32,8 +32,10 @@ BINS = 8192
 VALUES_PER_TENSOR = 1 << 16
 """More values of one activation are thinned by an odd stride; extremes are always exact."""
 ENTROPY_BINS = 2048
-"""Bins of the entropy search, and how many levels 8 bits leave of one sign, as TensorRT's published method has them."""
 ENTROPY_LEVELS = 128
+"""Bins of the entropy search, and how many levels 8 bits leave of one sign, as TensorRT's published method has them."""
+ENTROPY_LEAST = 0.99
+"""A range holds at least this share of the values: divergence alone can be fooled by peaks, as at the 6 of ReLU6."""
 
 
 @dataclass(slots=True)
@@ -105,8 +107,12 @@ class TensorRange:
         fold = max(1, used // ENTROPY_BINS)
         bins = magnitudes[: -(-used // fold) * fold].reshape(-1, fold).sum(axis=1)
         width = self.reach / magnitudes.size * fold
+        # Zeros come out right at any threshold; their peak (behind Relu, half of everything) would decide alone.
+        bins[0] = bins[1]
+        kept = np.cumsum(bins) / max(bins.sum(), 1)
+        least = max(ENTROPY_LEVELS, int(np.searchsorted(kept, ENTROPY_LEAST)) + 1)
         best, threshold = np.inf, max(-self.low, self.high)
-        for end in range(ENTROPY_LEVELS, bins.size + 1, max(1, bins.size // 512)):
+        for end in range(least, bins.size + 1, max(1, bins.size // 512)):
             loss = _divergence(bins, end)
             if loss <= best:
                 best, threshold = loss, end * width

@@ -21,8 +21,11 @@ Calibrator = Literal["minmax", "entropy", "percentile"]
 Algorithm = Literal["rtn", "hqq", "gptq"]
 
 METHODS: tuple[str, ...] = get_args(Method)
-STATIC_OPERATORS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
-"""Where the time goes; pre- and post-processing stays as it is."""
+CLIPPING = ("Relu", "Clip")
+"""Quantized together with what they follow: else the range of a convolution is that *before* it is clipped, and most of
+the 8 bits are spent on values that the next operator throws away."""
+STATIC_OPERATORS = ("Conv", "ConvTranspose", "MatMul", "Gemm", *CLIPPING)
+"""Where the time goes, and what belongs to it; pre- and post-processing stays as it is."""
 DYNAMIC_OPERATORS = ("MatMul", "Gemm")
 """Not Conv: ConvInteger is slow, and older runtimes cannot load it."""
 WEIGHT_OPERATORS = ("MatMul", "Gemm")

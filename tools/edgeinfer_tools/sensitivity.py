@@ -23,7 +23,7 @@ from edgeinfer_tools.faults import ModelRefused
 from edgeinfer_tools.quantize import convert
 from edgeinfer_tools.ranges import Calibration
 from edgeinfer_tools.samples import Array
-from edgeinfer_tools.scheme import Scheme
+from edgeinfer_tools.scheme import CLIPPING, Scheme
 from edgeinfer_tools.session import Runner
 
 GROUPS = 24
@@ -115,7 +115,7 @@ def rank(
         node.name
         for graph in model_file.graphs(source.graph)
         for node in graph.node
-        if node.op_type in scheme.op_types and node.name not in scheme.exclude
+        if node.op_type in scheme.op_types and node.op_type not in CLIPPING and node.name not in scheme.exclude
     ]
     if not nodes:
         raise ModelRefused(f"{scheme.title}: there is nothing left to quantize")
