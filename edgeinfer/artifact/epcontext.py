@@ -6,8 +6,9 @@ loaded have let paths out of the model's folder. So it may come only from somebo
 signed bundle. This version takes it from none yet: every one is refused, wherever a model is met, at
 `edgeinfer bundle add`, when a worker loads it, at `edgeinfer try`, and by the toolchain.
 
-The name of an operator stands in the file as plain bytes, in ONNX as in ORT format. So a file without these bytes has
-none, which is found at the speed of reading it; only a file that has them is walked, as in `external_data`.
+The name of an operator stands in the file as plain bytes, in ONNX as in ORT format. So a small file without these bytes
+has none, which costs one reading of it; one that has them is walked, as in `external_data`, and so is a large one: the
+walk skips its weights, and costs by the node.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _OPERATOR = b"EPContext"
 _ORT_FORMAT, _ORT_FORMAT_AT = b"ORTM", 4
 """What a file in ORT format (flatbuffers) has at its fifth byte."""
 _CHUNK_BYTES = 1 << 20
+_LARGE_BYTES = 16 << 20
+"""[measured] 0.5 ms a MiB to read and search, 7 ms to walk 255 nodes."""
 _MOST_SHOWN = 80
 
 # As in `external_data`: message name -> field number -> message name; only what can hold a node.
@@ -81,21 +84,23 @@ def compiled_contexts(path: Path) -> Iterator[CompiledContext]:
         ManifestInvalid: it cannot be read, or might hold some and is no ONNX model.
     """
     with opened(path) as descriptor:
-        if not _mentions(descriptor):
-            return
         if os.pread(descriptor, len(_ORT_FORMAT), _ORT_FORMAT_AT) == _ORT_FORMAT:
-            yield CompiledContext("of an ORT format model")
-        else:
+            if _mentions(descriptor):
+                yield CompiledContext("of an ORT format model")
+        elif os.fstat(descriptor).st_size > _LARGE_BYTES or _mentions(descriptor):
             yield from _nodes(Blocks(descriptor))
 
 
 def _mentions(descriptor: int) -> bool:
     """Whether the operator's name stands anywhere in the file."""
-    at, tail = 0, b""
-    while chunk := os.pread(descriptor, _CHUNK_BYTES, at):
-        if _OPERATOR in tail + chunk:
-            return True
-        at, tail = at + len(chunk), chunk[1 - len(_OPERATOR) :]
+    overlap = len(_OPERATOR) - 1
+    buffer, at = bytearray(overlap + _CHUNK_BYTES), 0
+    with memoryview(buffer) as view:
+        while count := os.preadv(descriptor, [view[overlap:]], at):
+            if buffer.find(_OPERATOR, 0, overlap + count) >= 0:
+                return True
+            at += count
+            buffer[:overlap] = buffer[count : count + overlap]
     return False
 
 
