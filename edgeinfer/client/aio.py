@@ -39,7 +39,7 @@ _KNOCK_AGAIN_S: Final = 0.002
 
 
 class AsyncClient:
-    """Asks the daemon on this device from an event loop. Keeps a few connections: `async with` or `close` closes them."""
+    """Asks the daemon on this device from an event loop. Keeps a few connections; `async with` or `close` ends them."""
 
     def __init__(self, socket: Path | str | None = None) -> None:
         """Remember where the daemon listens; as `Client`."""

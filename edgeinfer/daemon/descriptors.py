@@ -16,8 +16,8 @@ _PER_WORKER = 12
 """Its channel, its pidfd, and a descriptor for each of its slots."""
 _PER_LOOP = 8
 """A source's pipes and pidfd, a sink's file."""
-_CALLERS = 64
-"""Local apps that are connected at once."""
+_CALLERS = 32 * (1 + 4) + 256
+"""Local apps that are connected at once with their shared memory, and those that are being told to come later."""
 
 
 def raise_limit(*, workers: int, loops: int) -> int:

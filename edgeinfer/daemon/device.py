@@ -7,6 +7,7 @@ Owns no decisions: which room does what is the rooms' own business. How the whol
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,8 +23,10 @@ from edgeinfer.control.journal import Journal
 from edgeinfer.daemon.figures import gateway_figures, loop_figures
 from edgeinfer.daemon.host import ModelHost
 from edgeinfer.daemon.identity import default_id
+from edgeinfer.errors import BudgetExceeded
 from edgeinfer.execution.local import LocalExecutor
 from edgeinfer.execution.resident import CrashNote
+from edgeinfer.gateway.bounds import bounds_within
 from edgeinfer.gateway.catalog import ModelInfo
 from edgeinfer.gateway.gateway import Gateway
 from edgeinfer.governor.governor import Governor
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from edgeinfer.pipeline.loop import InferenceLoop
     from edgeinfer.pipeline.sink import Sink
 
+_log = logging.getLogger(__name__)
+
 
 class Device:
     """Everything one daemon consists of. Loop thread only; made inside the running loop."""
@@ -70,11 +75,12 @@ class Device:
         )
         self._crashes: Counter[str] = Counter()
         self._crash_details: dict[str, str] = {}
+        self._ceiling_bytes = board.memory.ceiling if config.memory.ceiling is None else config.memory.ceiling
         self.host = ModelHost(
             config.model,
             config.scheduler,
             state_dir=config.paths.state_dir,
-            ceiling_bytes=self.board.memory.ceiling if config.memory.ceiling is None else config.memory.ceiling,
+            ceiling_bytes=self._ceiling_bytes,
             reserve_bytes=self.board.memory.reserve if config.memory.reserve is None else config.memory.reserve,
             on_crash=self._note_crash,
             clock=clock,
@@ -156,6 +162,8 @@ class Device:
             models=self._model_infos,
             status=self.publisher.status,
             clock=self.clock,
+            bounds=bounds_within(self._ceiling_bytes),
+            decline=self.scheduler.decline,
         )
         self.journal = Journal(self.config.paths.state_dir / "commands.json", self.host.storage)
         self.plane: CommandPlane | None = None
@@ -171,6 +179,16 @@ class Device:
                 stamper=self.stamper,
                 clock=self.clock,
             )
+
+    def reserve_buffers(self) -> None:
+        """Charge the gateway's buffers to the memory budget, at their worst; after `host.start`, before any model.
+
+        Where not even they fit, apps are served all the same, and a log line tells.
+        """
+        try:
+            self.host.reserve_for("gateway", self.gateway.buffer_bytes)
+        except BudgetExceeded as error:
+            _log.error("the gateway's buffers are not within the budget: %s", error)
 
     def _loop(self, section: LoopSection) -> InferenceLoop:
         from edgeinfer.pipeline.loop import InferenceLoop  # noqa: PLC0415

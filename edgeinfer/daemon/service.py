@@ -50,6 +50,7 @@ async def _serve(config: DeviceConfig, board: Board, hatched: Hatched | None, st
         async with device.host.running(), asyncio.TaskGroup() as group:
             async with extended_start(notifier, clock=clock):
                 await until(stop, device.host.start())
+                device.reserve_buffers()
                 tasks, loops = _start_tasks(device, group, notifier), list[asyncio.Task[None]]()
                 await until(stop, device.gateway.listening.wait())
                 await until(stop, device.governor.until_known(timeout_ns=_FIRST_TEMPERATURE_NS))

@@ -106,6 +106,7 @@ class Connection:
         size_bytes = self._unread or 0
         if size_bytes > limit_bytes:
             raise BadRequest(413, f"the body has more than {limit_bytes} bytes, which no valid request has")
+        self._check_most(size_bytes)
         if size_bytes and not self._bodies.has(size_bytes):
             raise self._no_room()
 
@@ -243,9 +244,15 @@ class Connection:
         """Count bytes that are held for this request until `finish`.
 
         Raises:
-            BadRequest: too much in flight.
+            BadRequest: too much in flight, or more than there may ever be.
         """
+        self._check_most(size_bytes)
         self._hold(size_bytes)
+
+    def _check_most(self, size_bytes: int) -> None:
+        if size_bytes > (most := self._bodies.limit_bytes):
+            text = f"the inputs have {mib(size_bytes)}, together they may have {mib(most)} here; raise memory.ceiling"
+            raise BadRequest(413, text)
 
     # Answers
 
