@@ -199,7 +199,8 @@ class Succession:
         """Load a variant in the form that is best here; as it came when that form is refused."""
         up_to = section.priority - 1 if spare_equals else section.priority
         key = self.key(installed, variant)
-        self._book.begin(key, installed)
+        if key.runtime:  # without one nothing is loaded, and no model is to blame
+            self._book.begin(key, installed)
         form = await self._loader.form(installed, variant)
         if form is not None:
             try:
