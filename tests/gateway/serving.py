@@ -163,7 +163,11 @@ MODELS = tuple(ModelInfo(model, DIGEST, ready=True) for model in (INTENT, DOUBLE
 
 @contextlib.asynccontextmanager
 async def serving(
-    submit: ScriptedSubmit, *, bounds: Bounds | None = None, status: dict[str, Any] | None = None
+    submit: ScriptedSubmit,
+    *,
+    bounds: Bounds | None = None,
+    status: dict[str, Any] | None = None,
+    decline: Callable[[InferRequest], ScriptedTicket | None] | None = None,
 ) -> AsyncIterator[tuple[Gateway, Path]]:
     """Run a gateway on a short socket path of its own."""
     with tempfile.TemporaryDirectory(prefix="gw") as folder:
@@ -175,6 +179,7 @@ async def serving(
             status=lambda: {"ready": True} if status is None else status,
             clock=LoopClock(asyncio.get_running_loop()),
             bounds=bounds,
+            decline=decline,
         )
         task = asyncio.create_task(gateway.run())
         waiting = asyncio.create_task(gateway.listening.wait())

@@ -20,8 +20,8 @@ from edgeinfer.clock import LoopClock
 from edgeinfer.errors import LinkError
 from edgeinfer.gateway.bounds import Bounds
 from edgeinfer.gateway.gateway import Gateway
-from edgeinfer.request import Ending, InferRequest, Placement, Reason, Refusal, Result
-from tests.gateway.serving import DIGEST, ScriptedSubmit, run_model, serving
+from edgeinfer.request import Ending, Expired, InferRequest, Placement, Reason, Refusal, Result
+from tests.gateway.serving import DIGEST, ScriptedSubmit, ScriptedTicket, run_model, serving
 
 
 class Caller:
@@ -297,6 +297,86 @@ async def test_a_refused_caller_reads_why_though_it_sends_a_lot_first() -> None:
     async with serving(ScriptedSubmit()) as (_, path), calling(path) as large:
         await large.send("POST", "/v2/models/support-intent/infer", bytes(8 << 20))
         assert (await large.receive())[0] == 413
+
+
+async def test_what_would_be_refused_is_refused_before_its_tensors_are_read() -> None:
+    submit, shown = ScriptedSubmit(), list[InferRequest]()
+
+    def decline(request: InferRequest) -> ScriptedTicket | None:
+        shown.append(request)
+        full = ScriptedSubmit(lambda _: Refusal(Reason.QUEUE_FULL, "8 wait"))
+        return full(request) if request.priority < 0 else None
+
+    async with serving(submit, decline=decline) as (gateway, path), calling(path) as caller:
+        for priority, expected in ((-1, 429), (0, 200), (-1, 429)):
+            parameters = {"binary_data_output": True, "priority": priority}
+            payload = oip.encode_request([("x", "FP32", [1 << 18, 2], bytes(1 << 21))], parameters=parameters)
+            length = str(len(payload.header))
+            head = f"content-length: {payload.size_bytes}\r\ninference-header-content-length: {length}\r\n\r\n".encode()
+            caller.writer.write(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\n" + head + payload.header)
+            if priority < 0:
+                status, headers, answer = await caller.receive()
+                assert (status, headers["retry-after"], json.loads(answer)["reason"]) == (429, "1", "queue_full")
+            caller.writer.write(payload.tensors[0])
+            if priority == 0:
+                assert (await caller.receive())[0] == expected
+        assert (await caller.ask("POST", "/v2/models/double/infer", DOUBLE_BODY))[0] == 200
+        assert [request.payload.tensors for request in shown] == [(), (), ()]
+        assert gateway.snapshot().submitted == 4
+    assert len(submit.tickets) == 2, "a small one is not asked about first"
+
+
+async def test_a_request_whose_deadline_passes_while_it_comes_is_told_at_once() -> None:
+    submit = ScriptedSubmit(lambda _: Expired("too late"))
+    payload = oip.encode_request([("x", "FP32", [1 << 10, 2], bytes(1 << 13))], parameters={"deadline_ms": 100})
+    head = f"content-length: {payload.size_bytes}\r\ninference-header-content-length: {len(payload.header)}\r\n\r\n"
+    async with serving(submit) as (_, path), calling(path) as caller:
+        caller.writer.write(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\n" + head.encode() + payload.header)
+        status, _, answer = await asyncio.wait_for(caller.receive(), 5)
+        assert (status, json.loads(answer)["outcome"]) == (504, "expired")
+        (ticket,) = submit.tickets
+        assert ticket.request.deadlines.total_ns <= LoopClock(asyncio.get_running_loop()).now_ns()
+        caller.writer.write(payload.tensors[0])
+        submit.script = run_model
+        assert (await caller.ask("POST", "/v2/models/double/infer", DOUBLE_BODY))[0] == 200
+
+
+async def test_a_deadline_counts_from_the_head_not_from_the_end_of_the_body() -> None:
+    submit = ScriptedSubmit()
+    async with serving(submit) as (_, path), calling(path) as caller:
+        head = f"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(DOUBLE_BODY)}\r\n\r\n"
+        before_ns = LoopClock(asyncio.get_running_loop()).now_ns()
+        caller.writer.write(head.encode())
+        await asyncio.sleep(0.1)
+        caller.writer.write(DOUBLE_BODY)
+        assert (await caller.receive())[0] == 200
+    assert submit.tickets[0].request.timeline.received_ns - before_ns < 90_000_000
+
+
+async def test_a_flood_of_callers_is_answered_every_one() -> None:
+    """More at once than the gateway serves, each with a body: nobody gets a broken pipe instead of an answer."""
+    submit = ScriptedSubmit(delay_s=0.2)
+    body = DOUBLE_BODY + b" " * 400_000
+
+    async def one(path: Path) -> tuple[int, dict[str, str]]:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock.connect(str(path))
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        caller = Caller(reader, writer)
+        try:
+            await caller.send("POST", "/v2/models/double/infer", body)
+            status, headers, _ = await caller.receive()
+        finally:
+            writer.close()
+        return status, headers
+
+    async with serving(submit, bounds=Bounds(linger_s=5.0)) as (gateway, path):
+        answers = await asyncio.wait_for(asyncio.gather(*(one(path) for _ in range(200))), 20)
+        served = [status for status, _ in answers].count(200)
+        refused = [headers["retry-after"] for status, headers in answers if status in {429, 503}]
+        assert served >= 32
+        assert served + len(refused) == 200
+        assert gateway.snapshot().refused["queue_full"] == len(refused)
 
 
 async def test_a_caller_that_only_says_it_sends_no_more_is_answered() -> None:
