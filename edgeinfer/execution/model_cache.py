@@ -218,8 +218,7 @@ class ModelCache:
         self._pressed_rounds = self._pressed_rounds + 1 if self._ledger.overdrawn_bytes else 0
         if self._pressed_rounds < _PRESSURE_ROUNDS:
             return
-        async with self._loading:
-            await self._room.obey_ceiling()
+        await self._room.obey_ceiling()  # without the lock: a load that hangs must not keep memory from coming back
 
     def _keep_book(self) -> None:
         """Note who has served for a quiet time, and who is on trial no more because it has left."""

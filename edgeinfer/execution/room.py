@@ -2,7 +2,7 @@
 
 Owns the closing of residents: once begun it is carried through, whatever becomes of who asked for it, because memory
 depends on it. What there is to give is the `ledger`'s, who gives way `eviction`'s, when something is loaded
-`succession`'s. Whoever calls holds the cache's lock.
+`succession`'s. Whoever calls holds the cache's lock, but for `obey_ceiling`.
 """
 
 from __future__ import annotations

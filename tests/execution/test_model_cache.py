@@ -160,6 +160,24 @@ async def test_a_lowered_ceiling_is_obeyed_when_it_lasts_and_what_went_comes_bac
         await place.until(lambda: place.loaded() == {"low", "high"})
 
 
+async def test_a_load_that_hangs_keeps_nobody_from_giving_memory_back(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("idle")
+        place.install("heavy", graphs.linear(1024, layers=8), peak_bytes=128 * MIB)
+        await place.load("idle")
+        before = place.workers()
+        loading = asyncio.create_task(place.load("heavy"))
+        await place.until(lambda: place.workers() - before)
+        [hung] = place.workers() - before
+        os.kill(hung, signal.SIGSTOP)
+        place.ledger.set_ceiling(100 * MIB)
+        await place.until(lambda: place.status("idle").detail.startswith("idle was evicted because the budget fell"))
+        assert not loading.done()
+        os.kill(hung, signal.SIGKILL)
+        with pytest.raises(SessionError, match="SIGKILL"):
+            await loading
+
+
 async def test_unloading_frees_the_memory_for_real(place_of: OpenPlace) -> None:
     async with place_of() as place:
         place.install("heavy", graphs.linear(2048, layers=4), peak_bytes=256 * MIB)
