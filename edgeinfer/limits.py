@@ -22,6 +22,10 @@ class ThermalLevel(IntEnum):
     """At the last trip: no local work at all."""
 
 
+CLOCK_STEP = 0.05
+"""Finer changes of the clock are noise, and would be news every second."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What may be used, from now until the next one is published."""
@@ -35,6 +39,8 @@ class Limits:
     """Ceiling of the memory ledger."""
     max_freq_hz: int | None = None
     """Frequency cap asked of the kernel, None when none is asked or it is not permitted."""
+    clock_share: float = 1.0
+    """At which share of the full clock a busy core runs, in steps of `CLOCK_STEP`; 1.0 where it is unknown."""
     reason: str = ""
     """Why, in words for people and reports: `zone cpu-thermal 81.2 C >= 80.0 C`."""
 

@@ -15,7 +15,8 @@ from edgeinfer.artifact.board import Thermal
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, Clock, sleep_until
 from edgeinfer.config import ThermalSection
 from edgeinfer.governor.policy import Policy, PolicyState, celsius, step
-from edgeinfer.limits import Limits, ThermalLevel
+from edgeinfer.limits import CLOCK_STEP, Limits, ThermalLevel
+from edgeinfer.sensors.cpu import clock_share
 from edgeinfer.sensors.firmware import Slowdown
 from edgeinfer.sensors.sampling import BoardReading
 from edgeinfer.sensors.state import SensorState
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 _CONFIRM_NS = 100 * NS_PER_MS
 """At the start the second sample is taken so soon: a service that restarts on a hot board must know at once."""
+_BUSY_SHARE = 0.5
+"""Of all CPUs: above it the clock that is seen is the one that there is for work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,8 @@ class Governor:
             level, duty, reason = decision.level, decision.duty_cycle, decision.reason
         else:
             level, duty, reason = ThermalLevel.NOMINAL, 1.0, f"thermal.enabled is false; {decision.reason}"
-        limits = Limits(level, cpus, duty, self._memory_ceiling(), reason=reason)
+        share = self._clock_share(reading)
+        limits = Limits(level, cpus, duty, self._memory_ceiling(), clock_share=share, reason=reason)
         changed = self._limits is None or _substance(limits) != _substance(self._limits)
         if limits.throttled and not (self._limits is not None and self._limits.throttled):
             self._episodes += 1
@@ -206,6 +210,13 @@ class Governor:
             return Slowdown.THERMAL if temp_mc >= self._policy.firmware_trip_mc else Slowdown.UNKNOWN
         return reading.firmware.slowdown
 
+    def _clock_share(self, reading: BoardReading) -> float:
+        """Return at which share of the full clock work runs now, in steps."""
+        held = self._slowdown(reading) in {Slowdown.THERMAL, Slowdown.POWER}
+        working = held or (reading.busy_share or 0.0) >= _BUSY_SHARE
+        share = clock_share(reading.clock, working=working)
+        return max(1, round(share / CLOCK_STEP)) * CLOCK_STEP
+
     def _note_change(self, was: PolicyState, reading: BoardReading) -> None:
         now = self._state
         if now.level is was.level:
@@ -233,6 +244,6 @@ class Governor:
                 )  # fmt: skip
 
 
-def _substance(limits: Limits) -> tuple[ThermalLevel, frozenset[int], float, int]:
+def _substance(limits: Limits) -> tuple[ThermalLevel, frozenset[int], float, int, float]:
     """Return what obeying depends on; the reason is for people and changes with every sample."""
-    return limits.level, limits.cpus, limits.duty_cycle, limits.memory_ceiling_bytes
+    return limits.level, limits.cpus, limits.duty_cycle, limits.memory_ceiling_bytes, limits.clock_share

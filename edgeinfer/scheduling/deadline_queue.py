@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -93,6 +93,13 @@ class DeadlineQueue(Generic[T]):
         if entry is not None:
             del self._entries[bisect_left(self._entries, entry.job.rank, key=_rank)]
         return entry
+
+    def rate(self, job: Job) -> None:
+        """Let what waits with this id and rank cost what `job` says; nothing happens when it doesn't wait here."""
+        entry = self._by_id.get(job.id)
+        if entry is not None:
+            self._by_id[job.id] = rated = replace(entry, job=job)
+            self._entries[bisect_left(self._entries, job.rank, key=_rank)] = rated
 
     def pop_expired(self, now_ns: int) -> list[Entry[T]]:
         """Take out everything whose latest start has come, in order: waiting is over at that very moment."""

@@ -4,8 +4,10 @@ Owns a window of durations per model and version, of the variant that runs at pr
 what a profile or a manifest says. What was seen from the dispatcher's side replaces it after a few runs. Requests that
 run next door aren't its business: there are several peers, and only `execution.offload` can tell them apart.
 
-A run on fewer cores than its threads is proportionally slower: that factor (`slowdown`) is taken out of what is
-stored and put back into what is returned, so a CPU mask that shrinks is foreseen and not learnt the hard way.
+A run on fewer cores than its threads is proportionally slower, and one at a lower clock by what `clock_slope` has seen
+of the model: both (`Conditions`) are taken out of what is stored and put back into what is returned, so a CPU mask or
+a clock that shrinks is foreseen and not learnt the hard way. A clock that rises is only counted on once its effect was
+seen.
 The duty cycle stretches the time *between* runs, never a run: it is accounted for in `forecast`, by `pacing`.
 """
 
@@ -15,9 +17,11 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edgeinfer.execution.executor import Estimate
 from edgeinfer.execution.window import robust_p99
+from edgeinfer.scheduling.clock_slope import UNKNOWN_SLOPE, ClockSlope
 from edgeinfer.scheduling.forecast import ModelKey
 
 WINDOW_RUNS = 128
@@ -36,6 +40,18 @@ _OUTLIER = 4
 """A run that had to be stopped counts as at most so many times the p99: one hang must not close the door."""
 
 
+class Conditions(NamedTuple):
+    """What a run has to compute with, compared with all that it could use."""
+
+    slowdown: float = 1.0
+    """By what fewer cores make it slower."""
+    clock_share: float = 1.0
+    """Of the full clock."""
+
+
+FULL = Conditions()
+
+
 @dataclass(frozen=True, slots=True)
 class RunTimes(Estimate):
     """An estimate with what it takes to add runs up: medians and p99s don't, means and variances do."""
@@ -49,31 +65,56 @@ class RunTimes(Estimate):
 class _Window:
     origin: str
     """Variant and digest that the runs belong to; another one starts afresh."""
-    runs: deque[tuple[int, float]] = field(default_factory=deque)
-    """(when, duration in ns without slowdown)."""
+    runs: deque[tuple[int, float, float, float]] = field(default_factory=deque)
+    """(when, duration in ns without slowdown, the same at full clock, share of the clock)."""
     ordered: list[float] = field(default_factory=list)
-    """The same durations, sorted."""
+    """The durations at full clock, sorted."""
     total: float = 0.0
-    """Sum of the durations."""
+    """Their sum."""
     squares: float = 0.0
-    """Sum of their squares."""
+    """The sum of their squares."""
+    slope: ClockSlope = field(default_factory=ClockSlope)
     stopped_ns: int | None = None
     """When a run was last stopped at its deadline."""
 
-    def add(self, now_ns: int, duration: float) -> None:
+    def add(self, now_ns: int, duration: float, clock_share: float) -> None:
         """Count a run, and forget the oldest."""
         while self.runs and (
             now_ns - self.runs[0][0] > (RECENT_NS if len(self.runs) >= WINDOW_RUNS else WINDOW_NS)
             or len(self.runs) >= MOST_RUNS
         ):
-            _, oldest = self.runs.popleft()
-            del self.ordered[bisect_left(self.ordered, oldest)]
-            self.total -= oldest
-            self.squares -= oldest * oldest
-        self.runs.append((now_ns, duration))
-        insort(self.ordered, duration)
-        self.total += duration
-        self.squares += duration * duration
+            full = self.runs.popleft()[2]
+            del self.ordered[bisect_left(self.ordered, full)]
+            self.total -= full
+            self.squares -= full * full
+        if self.slope.observe(duration, clock_share, now_ns):
+            self._rate_again()
+        full = duration / self._stretch(clock_share)
+        self.runs.append((now_ns, duration, full, clock_share))
+        insort(self.ordered, full)
+        self.total += full
+        self.squares += full * full
+
+    def stretch(self, clock_share: float) -> float:
+        """Return by what runs at that clock take longer than at the full one."""
+        if self.slope.value is None and self.runs:
+            clock_share = min(clock_share, self.runs[-1][3])
+        return self._stretch(clock_share)
+
+    def _stretch(self, clock_share: float) -> float:
+        if clock_share == 1.0:
+            return 1.0
+        slope = UNKNOWN_SLOPE if self.slope.value is None else self.slope.value
+        return float(clock_share**-slope)
+
+    def _rate_again(self) -> None:
+        """Work out what all runs would have taken at full clock, by a new slope."""
+        self.runs = deque(
+            (when, duration, duration / self._stretch(share), share) for when, duration, _, share in self.runs
+        )
+        self.ordered = sorted(full for _, _, full, _ in self.runs)
+        self.total = math.fsum(self.ordered)
+        self.squares = math.fsum(full * full for full in self.ordered)
 
     @property
     def mean(self) -> float:
@@ -93,33 +134,38 @@ class Estimator:
     def __init__(self) -> None:
         self._windows: dict[ModelKey, _Window] = {}
 
-    def refine(self, seed: Estimate, key: ModelKey, *, now_ns: int, slowdown: float = 1.0) -> RunTimes:
+    def refine(self, seed: Estimate, key: ModelKey, *, now_ns: int, conditions: Conditions = FULL) -> RunTimes:
         """Return the executor's estimate with the percentiles that were seen here; its wait and cores stand.
 
-        With few runs the pessimistic one of seed and window is taken; with stale ones the optimistic one, so
-        that one bad minute is not held against a model for ever.
+        The seed is taken for one at full clock. With few runs the pessimistic one of seed and window is taken; with
+        stale ones the optimistic one, so that one bad minute is not held against a model for ever.
         """
         window = self._windows.get(key)
         p50, p99 = float(seed.p50_ns), float(seed.p99_ns)
         mean, deviation = p50, (p99 - p50) / FEW_SIGMAS
-        if window is not None and window.runs:
-            ordered = window.ordered
-            seen = _median(ordered), robust_p99(ordered), window.mean, window.deviation
-            if now_ns - window.runs[-1][0] > STALE_NS:
-                p50, p99, mean, deviation = map(min, seen, (p50, p99, mean, deviation))
-            elif len(ordered) < MIN_RUNS:
-                p50, p99, mean, deviation = map(max, seen, (p50, p99, mean, deviation))
-            else:
-                p50, p99, mean, deviation = seen
-        p50_ns = round(p50 * slowdown)
+        factor = conditions.slowdown
+        if window is None:
+            factor /= conditions.clock_share**UNKNOWN_SLOPE
+        else:
+            factor *= window.stretch(conditions.clock_share)
+            if window.runs:
+                ordered = window.ordered
+                seen = _median(ordered), robust_p99(ordered), window.mean, window.deviation
+                if now_ns - window.runs[-1][0] > STALE_NS:
+                    p50, p99, mean, deviation = map(min, seen, (p50, p99, mean, deviation))
+                elif len(ordered) < MIN_RUNS:
+                    p50, p99, mean, deviation = map(max, seen, (p50, p99, mean, deviation))
+                else:
+                    p50, p99, mean, deviation = seen
+        p50_ns = round(p50 * factor)
         return RunTimes(
             p50_ns,
-            max(p50_ns, round(p99 * slowdown)),
+            max(p50_ns, round(p99 * factor)),
             seed.wait_ns,
             seed.cores,
             seed.lanes,
-            max(1, round(mean * slowdown)),
-            round(deviation * slowdown),
+            max(1, round(mean * factor)),
+            round(deviation * factor),
         )
 
     def observe(
@@ -128,17 +174,17 @@ class Estimator:
         duration_ns: int,
         *,
         now_ns: int,
-        slowdown: float = 1.0,
+        conditions: Conditions = FULL,
         origin: str = "",
     ) -> None:
         """Learn that a run took `duration_ns` from dispatch to result, without what it waited in the executor."""
         window = self._windows.get(key)
         if window is None or window.origin != origin:
             window = self._windows[key] = _Window(origin)
-        window.add(now_ns, duration_ns / slowdown)
+        window.add(now_ns, duration_ns / conditions.slowdown, conditions.clock_share)
 
     def observe_stopped(
-        self, key: ModelKey, elapsed_ns: int, estimate: Estimate, *, now_ns: int, slowdown: float
+        self, key: ModelKey, elapsed_ns: int, estimate: Estimate, *, now_ns: int, conditions: Conditions = FULL
     ) -> None:
         """Learn that a run was stopped after `elapsed_ns` without a result: it would have taken longer.
 
@@ -148,7 +194,7 @@ class Estimator:
         window.stopped_ns = now_ns
         if elapsed_ns >= estimate.p99_ns:
             duration_ns = min(elapsed_ns, _OUTLIER * max(1, estimate.p99_ns))
-            self.observe(key, duration_ns, now_ns=now_ns, slowdown=slowdown, origin=window.origin)
+            self.observe(key, duration_ns, now_ns=now_ns, conditions=conditions, origin=window.origin)
 
     def stale(self, key: ModelKey, now_ns: int, *, after_ns: int = STALE_NS) -> bool:
         """Return whether the model wasn't tried here for so long that its estimate is hearsay."""
@@ -159,9 +205,9 @@ class Estimator:
         return not tries or now_ns - max(tries) > after_ns
 
 
-def slowdown(wanted_cores: int, cores: int) -> float:
-    """Return by what a run with `wanted_cores` threads takes longer when only `cores` may be used."""
-    return max(1.0, wanted_cores / max(1, cores))
+def conditions(wanted_cores: int, cores: int, clock_share: float) -> Conditions:
+    """Return those of a run with `wanted_cores` threads when only `cores` may be used, at that share of the clock."""
+    return Conditions(max(1.0, wanted_cores / max(1, cores)), clock_share)
 
 
 def _median(ordered: list[float]) -> float:

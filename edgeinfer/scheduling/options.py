@@ -5,7 +5,7 @@ Asks executors, queue and runs, and changes none of them: what was found is done
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeinfer.execution.executor import Estimate, Executor
 from edgeinfer.limits import Limits
@@ -113,6 +113,14 @@ class Options:
     def load(self, limits: Limits, now_ns: int) -> Load:
         """Return what this machine has to do already."""
         return Load(self._queue.jobs(), self._runs.machine(now_ns), limits, self._queue.limit)
+
+    def rate_again(self, now_ns: int) -> None:
+        """Work out anew what all that waits will take: there are fewer or more cores, or another clock."""
+        for entry in self._queue:
+            estimate = self.local(entry.item.request, now_ns)
+            if isinstance(estimate, RunTimes):
+                new = self._job(entry.item.request, estimate, spare=entry.job.spare)
+                self._queue.rate(replace(new, rank=entry.job.rank))
 
     def _job(self, request: InferRequest, estimate: RunTimes, *, spare: bool = False) -> Job:
         deadlines = request.deadlines

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +18,7 @@ from edgeinfer.errors import InternalError
 from edgeinfer.execution.executor import Estimate, Executor
 from edgeinfer.limits import Limits
 from edgeinfer.request import Ending, Expired, Failure, InferRequest, Placement, Result
-from edgeinfer.scheduling.estimator import STALE_NS, Estimator, RunTimes, slowdown
+from edgeinfer.scheduling.estimator import FULL, STALE_NS, Conditions, Estimator, RunTimes, conditions
 from edgeinfer.scheduling.forecast import Machine, ModelKey, Occupied, occupied
 from edgeinfer.scheduling.pacing import UNPACED
 from edgeinfer.scheduling.ticket import PendingTicket, Stage
@@ -45,7 +46,7 @@ class Run:
     """What was expected at dispatch."""
     cores: int
     """Cores of this machine that it takes; 0 next door."""
-    slowdown: float
+    conditions: Conditions
     express: bool
     """Whether its core-time is also taken from what small runs may use before their turn."""
     started_ns: int
@@ -57,6 +58,11 @@ class Run:
     is_released: bool = False
     is_begun: bool = False
     """It has no task: its executor calls back, and lets go at once when it is stopped."""
+    behind: Run | None = None
+    """It is in the worker already, but takes cores only once this one has ended."""
+    was_behind: bool = False
+    follower: Run | None = None
+    """Which one is behind it, if any."""
     stop: Callable[[], object] = field(init=False)
 
     @property
@@ -77,7 +83,19 @@ class Run:
         return min(elapsed_ns, max(self.estimate.p50_ns, done_ns - begun_ns))
 
     def occupied(self, now_ns: int) -> Occupied:
-        """Return what a forecast needs to know."""
+        """Return what a forecast needs to know: of a run and the one behind it, together."""
+        alone = self._alone(now_ns)
+        if self.follower is None:
+            return alone
+        follows = self.follower.estimate
+        spread_ns = round(math.hypot(alone.spread_ns, follows.p99_ns - follows.p50_ns))
+        return Occupied(self.key, self.cores, alone.end_ns + follows.p50_ns, spread_ns)
+
+    def look_again_ns(self, now_ns: int) -> int:
+        """Return when it will have changed the forecast if it isn't done by then."""
+        return self._alone(now_ns).end_ns + _LOOK_AGAIN_NS
+
+    def _alone(self, now_ns: int) -> Occupied:
         return occupied(
             self.key,
             cores=self.cores,
@@ -93,7 +111,8 @@ class Runs:
     """The running requests of one scheduler. Loop thread only.
 
     Bounded by the cores here and by what the nearby executor takes at once. `ended(run, ending)` is called at the
-    deadline at the latest, also when the executor is stuck; `changed()` whenever cores came free.
+    deadline at the latest, also when the executor is stuck; `changed(late)` whenever cores came free, late if that was
+    after the likely end.
     """
 
     def __init__(
@@ -102,7 +121,7 @@ class Runs:
         *,
         cores: int,
         ended: Callable[[Run, Ending], None],
-        changed: Callable[[], None],
+        changed: Callable[[bool], None],
         broke: Callable[[BaseException], None],
     ) -> None:
         self._clock = clock
@@ -118,6 +137,7 @@ class Runs:
         self._alarm = Alarm(self._look_after)
         self._estimator = Estimator()
         self._pace = UNPACED
+        self._clock_share = 1.0
         self.abandoned = 0
         """Runs whose executor neither ended nor could be cancelled: their cores were given up."""
         self.raised = 0
@@ -134,27 +154,30 @@ class Runs:
     @property
     def cores_busy(self) -> int:
         """Cores that are taken."""
-        return sum(run.cores for run in self._here.values())
+        return sum(run.cores for run in self._here.values() if run.behind is None)
 
     def lanes_busy(self, key: ModelKey) -> int:
         """Return how many requests of the model run here."""
-        return sum(run.key == key for run in self._here.values())
+        return sum(run.key == key and run.behind is None for run in self._here.values())
 
     def machine(self, now_ns: int) -> Machine:
         """Return what a forecast starts from."""
-        return Machine(self.cores, tuple(run.occupied(now_ns) for run in self._here.values()), self._pace)
+        return Machine(
+            self.cores, tuple(run.occupied(now_ns) for run in self._here.values() if run.behind is None), self._pace
+        )
 
     def set_limits(self, limits: Limits) -> None:
         """Obey `limits` with the next start; what runs goes on."""
         self.cores = max(1, min(self._all_cores, len(limits.cpus)))
+        self._clock_share = limits.clock_share
         now_ns = self._clock.now_ns()
         self._pace = self._pace.under(duty_cycle=limits.duty_cycle, cores=self.cores, now_ns=now_ns)
 
     def refine(self, seed: Estimate, request: InferRequest, now_ns: int) -> RunTimes:
         """Return the local executor's estimate with what was seen here."""
         key = model_key(request)
-        factor = slowdown(seed.cores, self.cores)
-        times = self._estimator.refine(seed, key, now_ns=now_ns, slowdown=factor)
+        now = conditions(seed.cores, self.cores, self._clock_share)
+        times = self._estimator.refine(seed, key, now_ns=now_ns, conditions=now)
         if times.wait_ns and self.lanes_busy(key) >= times.lanes:
             # What it would wait for inside the executor is a run of ours, which every forecast counts already.
             return replace(times, wait_ns=0)
@@ -166,7 +189,7 @@ class Runs:
 
     def next_look_ns(self, now_ns: int) -> int | None:
         """Return when a run that isn't done by then will have changed the forecast; None when none runs here."""
-        return min((run.occupied(now_ns).end_ns + _LOOK_AGAIN_NS for run in self._here.values()), default=None)
+        return min((run.look_again_ns(now_ns) for run in self._here.values() if run.behind is None), default=None)
 
     def has_room(self, key: ModelKey, estimate: Estimate) -> bool:
         """Return whether a run of the model can start now: cores are free, and a lane."""
@@ -185,11 +208,29 @@ class Runs:
         self._add(run, now_ns)
         task.add_done_callback(partial(self._let_go, run))
 
-    def begin(self, executor: Executor, ticket: PendingTicket, estimate: Estimate, now_ns: int) -> bool:
-        """Hand a request to an executor if that takes it without a task, and return whether it did."""
+    def leader(self, key: ModelKey, cores: int) -> Run | None:
+        """Return the one run of a model behind which another one could be sent, None when there isn't just one."""
+        found = [run for run in self._here.values() if run.key == key]
+        if len(found) != 1 or not found[0].is_begun or found[0].is_in_grace or found[0].cores != cores:
+            return None
+        return found[0]
+
+    def begin(
+        self,
+        executor: Executor,
+        ticket: PendingTicket,
+        estimate: Estimate,
+        now_ns: int,
+        *,
+        behind: Run | None = None,
+    ) -> bool:
+        """Hand a request to an executor if that takes it without a task, and return whether it did.
+
+        One that is sent `behind` another run takes over that one's cores and lane when it ends.
+        """
         run = self._new(executor, ticket, estimate, now_ns)
         try:
-            stop = executor.begin(ticket.request, partial(self._called_back, run))
+            stop = executor.begin(ticket.request, partial(self._called_back, run), behind=behind is not None)
         except InternalError:
             raise
         except Exception as error:  # noqa: BLE001 - a bug in one request must not end the others
@@ -198,6 +239,8 @@ class Runs:
         if stop is None:
             return False
         run.stop, run.is_begun = stop, True
+        if behind is not None:
+            run.behind, run.was_behind, behind.follower = behind, True, run
         self._add(run, now_ns)
         return True
 
@@ -224,7 +267,7 @@ class Runs:
             key=model_key(ticket.request),
             estimate=estimate,
             cores=cores,
-            slowdown=slowdown(estimate.cores, self.cores) if local else 1.0,
+            conditions=conditions(estimate.cores, self.cores, self._clock_share) if local else FULL,
             express=local and self._pace.limited and self._pace.by_express(estimate.p50_ns * cores, now_ns),
             started_ns=now_ns,
         )
@@ -289,11 +332,13 @@ class Runs:
                 run.key,
                 max(1, duration_ns),
                 now_ns=now_ns,
-                slowdown=run.slowdown,
+                conditions=run.conditions,
                 origin=f"{ending.digest} {ending.variant}",
             )
         elif isinstance(ending, Expired):
-            self._estimator.observe_stopped(run.key, duration_ns, run.estimate, now_ns=now_ns, slowdown=run.slowdown)
+            self._estimator.observe_stopped(
+                run.key, duration_ns, run.estimate, now_ns=now_ns, conditions=run.conditions
+            )
 
     def _release(self, run: Run, now_ns: int) -> None:
         """Give back what a run took. Calling it again does nothing."""
@@ -302,10 +347,14 @@ class Runs:
         run.is_released = True
         del self._runs[run.ticket.request.id]
         self._here.pop(run.ticket.request.id, None)
+        if run.behind is not None:
+            run.behind.follower = None
+        if run.follower is not None:
+            run.follower.behind, run.follower.started_ns = None, now_ns
         if self._pace.limited:
             beyond_ns = run.used_ns(now_ns) - run.estimate.p50_ns
             self._pace = self._pace.spent(beyond_ns * run.cores, now_ns, express=run.express)
-        self._changed()
+        self._changed(now_ns > run.started_ns + run.estimate.wait_ns + run.estimate.p50_ns)
 
     def _let_go(self, run: Run, task: asyncio.Task[None]) -> None:
         """Clean up after a run that did not return: it was cancelled, or its executor raised, which ends us all."""

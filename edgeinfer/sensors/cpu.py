@@ -103,6 +103,20 @@ def cpu_clock(sys_root: Path) -> CpuClock:
     return best
 
 
+def clock_share(clock: CpuClock, *, working: bool) -> float:
+    """Return at which share of its full clock a busy core runs; 1.0 where it is unknown.
+
+    The present clock of an idle board says nothing: it rises with the work. Then what policy allows is taken.
+    `working` says that the clock is what the board has for work at this moment: it is busy, or held back.
+    """
+    if not clock.max_hz:
+        return 1.0
+    allowed_hz = clock.max_hz if clock.cap_hz is None else min(clock.max_hz, clock.cap_hz)
+    if clock.now_hz and (working or clock.governor == "performance"):
+        allowed_hz = min(allowed_hz, clock.now_hz)
+    return allowed_hz / clock.max_hz or 1.0
+
+
 class BusyMeter:
     """Tells how much of the CPUs' time was used since it was last asked. Owned by one reader."""
 

@@ -267,3 +267,24 @@ def test_before_the_first_step_everything_is_nominal() -> None:
         await asyncio.sleep(0)
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("busy", "firmware", "share"),
+    [
+        (0.9, UNKNOWN, 0.5),
+        (0.1, UNKNOWN, 1.0),
+        (0.1, dataclasses.replace(UNKNOWN, slowdown=Slowdown.POWER), 0.5),
+    ],
+    ids=["busy", "idle: its clock says nothing", "held back"],
+)
+def test_limits_tell_the_clock_that_there_is_for_work(busy: float, firmware: FirmwareReading, share: float) -> None:
+    clock = CpuClock(1_190_000_000, 2_400_000_000, 2_400_000_000, "schedutil")
+    sample = dataclasses.replace(reading(40), busy_share=busy, clock=clock, firmware=firmware)
+
+    async def main() -> None:
+        board = Bench([sample])
+        await board.run(3.5)
+        assert [limits.clock_share for limits in board.published] == [share]
+
+    run_virtual(main())

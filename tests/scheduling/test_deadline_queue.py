@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,3 +117,15 @@ def test_work_ahead_counts_what_is_due_before() -> None:
         _push(queue, _request(due), run_ns=run)
     _push(queue, _request(5), run_ns=100, spare=True)
     assert [queue.work_ahead_ns(due) for due in (9, 10, 25, 99)] == [0, 3, 7, 12]
+
+
+def test_what_waits_can_be_rated_anew_without_losing_its_place() -> None:
+    queue: DeadlineQueue[str] = DeadlineQueue(9)
+    jobs = [_push(queue, _request(due)) for due in (7, 7, 9)]
+    queue.rate(replace(jobs[1], p50_ns=5))
+    assert [entry.job.p50_ns for entry in queue] == [1, 5, 1]
+    removed = queue.remove(jobs[1].id)
+    assert removed is not None
+    assert removed.job.p50_ns == 5
+    queue.rate(jobs[1])
+    assert len(queue) == 2

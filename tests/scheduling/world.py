@@ -34,11 +34,16 @@ ROUNDING_NS = 2_000
 
 
 def limits(
-    duty_cycle: float = 1.0, *, cpus: int = 64, level: ThermalLevel | None = None, reason: str = "zone cpu 81.2 C"
+    duty_cycle: float = 1.0,
+    *,
+    cpus: int = 64,
+    level: ThermalLevel | None = None,
+    reason: str = "zone cpu 81.2 C",
+    clock_share: float = 1.0,
 ) -> Limits:
     """Limits as a governor would publish them."""
     level = level if level is not None else ThermalLevel.NOMINAL if duty_cycle >= 1.0 else ThermalLevel.WARM
-    return Limits(level, frozenset(range(cpus)), duty_cycle, 1 << 30, reason=reason)
+    return Limits(level, frozenset(range(cpus)), duty_cycle, 1 << 30, clock_share=clock_share, reason=reason)
 
 
 @dataclass

@@ -8,6 +8,7 @@ import pytest
 from edgeinfer.sensors.cpu import (
     BusyMeter,
     CpuClock,
+    clock_share,
     cpu_clock,
     parse_cpu_list,
     quota_cores,
@@ -102,3 +103,20 @@ def test_busy_share_between_two_looks(tree: FakeTree) -> None:
     assert meter.share() is None  # no time has passed
     tree.write(tree.proc / "stat", "garbage\n")
     assert meter.share() is None
+
+
+@pytest.mark.parametrize(
+    ("clock", "working", "share"),
+    [
+        (CpuClock(None, None, None, ""), True, 1.0),
+        (CpuClock(600, 2_400, 2_400, "schedutil"), False, 1.0),  # an idle board's clock rises with the work
+        (CpuClock(600, 2_400, 2_400, "schedutil"), True, 0.25),
+        (CpuClock(600, 2_400, 1_800, "schedutil"), False, 0.75),
+        (CpuClock(2_400, 2_400, 1_800, "schedutil"), True, 0.75),
+        (CpuClock(1_200, 2_400, 2_400, "performance"), False, 0.5),
+        (CpuClock(None, 2_400, None, ""), True, 1.0),
+        (CpuClock(2_600, 2_400, None, "schedutil"), True, 1.0),
+    ],
+)
+def test_the_share_of_the_clock_is_what_a_busy_core_has(clock: CpuClock, working: bool, share: float) -> None:
+    assert clock_share(clock, working=working) == share
