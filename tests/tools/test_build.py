@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,59 @@ def test_a_gate_that_fails_says_the_numbers_and_leaves_nothing(
     with pytest.raises(GateFailed, match=r"variant int8: mean_abs_error\(y\) is 0\.0\d+, the gate is <= 1e-06"):
         make(recipe, board, tmp_path / "out" / "bundle")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a2_a_bad_configuration_exits_4_with_the_numbers_and_publishes_nothing(
+    conv_recipe: RecipeMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = 'scheme = { per_channel = false, calibrator = "percentile", percentile = 55 }'
+    command = ["build", str(conv_recipe(variant=bad)), "--board", "generic-x86", "-o", str(tmp_path / "out" / "b")]
+    assert main([*command, "--seconds", "0.05"]) == 4
+    assert re.search(r"variant int8: mean_abs_error\(y\) is \d\.\d+, the gate is <= 0\.2", capsys.readouterr().err)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a2_the_report_has_each_outputs_error_and_how_it_was_made(
+    conv_recipe: RecipeMaker, board: Board, tmp_path: Path
+) -> None:
+    report = make(conv_recipe(variant='scheme = { calibrator = "entropy" }'), board, tmp_path / "bundle").report
+    int8 = next(item for item in report["variants"] if item["name"] == "int8")
+    assert int8["errors"]["y"]["mean_abs"] > 0
+    assert (int8["calibrator"], int8["calibration_samples"]) == ("entropy", 8)
+    assert json.loads(int8["scheme"])["reduced_range"]
+    assert int8["stayed_float"]["multiplications_share"] == 0
+    assert 0 < int8["size_ratio"] < 2
+
+
+def test_what_hurts_stays_float_when_the_recipe_allows_it(
+    conv_recipe: RecipeMaker, board: Board, tmp_path: Path, empty_cache: Path
+) -> None:
+    bad = 'keep_sensitive = true\nscheme = { calibrator = "percentile", percentile = 55 }'
+    report = make(conv_recipe(maximum=1.2, variant=bad), board, tmp_path / "bundle").report
+    int8 = next(item for item in report["variants"] if item["name"] == "int8")
+    assert len(int8["stayed_float"]["kept_on_purpose"]) == 1
+    assert list((empty_cache / "sensitivity").glob("*.json"))
+
+
+def test_a17_both_latencies_are_told_and_the_faster_is_preferred(
+    conv_recipe: RecipeMaker, board: Board, tmp_path: Path
+) -> None:
+    recipe = conv_recipe()
+    make(recipe, board, tmp_path / "first")
+    measured = read_profile(tmp_path / "first.profile.json")
+    for slow, fast in (("int8", "fp32"), ("fp32", "int8")):
+        costs = [
+            structs.replace(
+                cost, latency=structs.replace(cost.latency, p50_us=795_000 if cost.variant == slow else 130_000)
+            )
+            for cost in measured.costs
+        ]
+        profile = structs.replace(measured, costs=costs)
+        report = make(recipe, board, tmp_path / fast, Options(costs_from=profile)).report
+        assert report["preferred"]["variant"] == fast
+        assert f"{slow} 795.00 ms" in report["preferred"]["reason"]
+        told = "int8 is slower than fp32 on this machine (p50 795000 us against 130000 us)"
+        assert (told in report["notes"]) == (slow == "int8")
 
 
 def test_an_optional_variant_that_fails_is_left_out_and_the_report_says_so(

@@ -20,7 +20,7 @@ from edgeinfer_tools import graph
 from edgeinfer_tools.pack import file_table
 from edgeinfer_tools.session import ORT_VERSION
 from edgeinfer_tools.targets import weight_range
-from edgeinfer_tools.variants import Built, Job
+from edgeinfer_tools.variants import Built, Job, preferred
 
 REPORT_SCHEMA = 1
 
@@ -83,6 +83,7 @@ def report(job: Job, built: list[Built], notes: list[str], *, source_sha256: str
         "versions": {"onnxruntime": ORT_VERSION, "onnx": onnx.__version__, "numpy": np.__version__},
         "weights": {"reduced_range": weights.reduced, "reason": weights.reason},
         "notes": notes,
+        "preferred": {"variant": (choice := preferred(built)).name, "reason": choice.reason},
         "float_size_bytes": job.float_model.stat().st_size,
         "variants": [_variant_report(item) for item in built],
     }

@@ -17,6 +17,7 @@ from edgeinfer.artifact.provider import CPU_PROVIDER
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer_tools import model_file, recipe_code
 from edgeinfer_tools.calibration import CheckedSamples
+from edgeinfer_tools.choice import Candidate, Choice, choose
 from edgeinfer_tools.evaluate import Evaluation, GateResult, evaluate, judge, quality
 from edgeinfer_tools.faults import DataRefused, GateFailed
 from edgeinfer_tools.fetch import cache_dir
@@ -269,6 +270,13 @@ def _notes_on_board(job: Job) -> list[str]:
     return notes
 
 
+def preferred(built: list[Built]) -> Choice:
+    """Return which variant to prefer by what was measured at one thread."""
+    return choose(
+        [Candidate(item.recipe.name, item.quality, item.costs[0].latency.p50_us, item.size_bytes) for item in built]
+    )
+
+
 def _notes_on_worth(built: list[Built]) -> list[str]:
     """Say so when quantizing did not pay."""
     notes = []
@@ -281,4 +289,7 @@ def _notes_on_worth(built: list[Built]) -> list[str]:
         if item is not kept and item.costs[0].latency.p50_us > kept.costs[0].latency.p50_us:
             both = f"p50 {item.costs[0].latency.p50_us} us against {kept.costs[0].latency.p50_us} us"
             notes.append(f"{item.recipe.name} is slower than {kept.recipe.name} on this machine ({both})")
+    notes += [
+        f"{name} is slower than another variant, and neither smaller nor better" for name in preferred(built).dominated
+    ]
     return notes
