@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import socket
 import struct
@@ -34,11 +35,14 @@ from edgeinfer.worker.messages import (
     ZygoteFailed,
     ZygoteReady,
 )
+from edgeinfer.worker.pages import let_go_of_files
 
 ZYGOTE_OOM_SCORE_ADJ = 200
 """Above the daemon's (0 or less under systemd), below the workers': losing the zygote costs only a restart."""
 
 _EXIT_RUNTIME_UNUSABLE = 3
+_SETTLE_S: Final = 1.0
+"""When nobody has asked for a worker for so long, the start is over."""
 
 _SMALLEST_MODEL: Final = (
     b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
@@ -64,7 +68,11 @@ def main(argv: list[str]) -> int:
         gc.collect()
         gc.freeze()  # workers share these pages as long as nobody, the collector included, writes to them
         channel.send(ready)
+        has_settled = False
         while True:
+            if not has_settled and not select.select([channel.fileno()], [], [], _SETTLE_S)[0]:
+                let_go_of_files()
+                has_settled = True
             request, fds = channel.receive()
             with socket.socket(fileno=fds[0]) as worker_end:
                 channel.send(_fork_worker(request.token, channel, worker_end, daemon_pid))
