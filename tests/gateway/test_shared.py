@@ -189,16 +189,19 @@ def _punch(fd: int, size: int) -> None:
 
 async def test_what_is_read_from_shared_memory_counts_as_in_flight() -> None:
     submit = ScriptedSubmit(delay_s=0.3)
-    async with serving(submit, bounds=Bounds(body_bytes_in_flight=1000)) as (_, path):
-        async with sharing(path) as one, sharing(path) as two:
-            with memory(bytes(2400)) as fd:
-                for caller in (one, two):
-                    assert (await caller.register(fd, 2400))[0] == 200
-                first = asyncio.create_task(one.infer(480, [60, 2]))
-                await _eventually(lambda: submit.tickets)
-                status, answer = await two.infer(480, [60, 2])
-                assert (status, answer["reason"]) == (429, "queue_full")
-                assert (await first)[0] == 200
-                assert (await two.infer(480, [60, 2]))[0] == 200
-                status, answer = await two.infer(2400, [300, 2])
-                assert (status, "raise memory.ceiling" in answer["error"]) == (413, True)
+    async with (
+        serving(submit, bounds=Bounds(body_bytes_in_flight=1000)) as (_, path),
+        sharing(path) as one,
+        sharing(path) as two,
+    ):
+        with memory(bytes(2400)) as fd:
+            for caller in (one, two):
+                assert (await caller.register(fd, 2400))[0] == 200
+            first = asyncio.create_task(one.infer(480, [60, 2]))
+            await _eventually(lambda: submit.tickets)
+            status, answer = await two.infer(480, [60, 2])
+            assert (status, answer["reason"]) == (429, "queue_full")
+            assert (await first)[0] == 200
+            assert (await two.infer(480, [60, 2]))[0] == 200
+            status, answer = await two.infer(2400, [300, 2])
+            assert (status, "raise memory.ceiling" in answer["error"]) == (413, True)
