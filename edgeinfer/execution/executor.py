@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from edgeinfer.request import Ending, Expired, Failure, InferRequest, Placement, Refusal, Result
+from edgeinfer.worker.flight import WORKER_LOST
+
+NOT_BEGUN: Final = WORKER_LOST
+"""`Failure.reason` of a run whose worker died before it began."""
 
 Stop = Callable[[], None]
 """Stops a run that was begun. Afterwards, and when it has ended, calling it does nothing."""
@@ -51,12 +55,15 @@ class Executor(Protocol):
         """
         ...
 
-    def begin(self, request: InferRequest, ended: Callable[[Ending], None]) -> Stop | None:
+    def begin(self, request: InferRequest, ended: Callable[[Ending], None], *, behind: bool = False) -> Stop | None:
         """Run `request` as `execute` does, without a task, where nothing has to be waited for before it starts.
 
         Return what stops it, or None, with nothing done, when that takes `execute`. `ended` is called once, with what
         `execute` would return: never before this returns, nor after a stop. It may begin the next run, and it must not
         raise. This is for runs so short that the turns of a task cost more than they do.
+
+        With `behind` it is sent to a worker that has one run of the same model under way, and begins when that has
+        ended. When the worker dies before, it ends `Failure(NOT_BEGUN)` and may be run again.
         """
         ...
 

@@ -74,14 +74,14 @@ class LocalExecutor:
         lanes = 1 if manifest.stateful else section.workers
         return Estimate(seed.p50_ns, seed.p99_ns, load_ns, section.threads, lanes)
 
-    def begin(self, request: InferRequest, ended: Callable[[Ending], None]) -> Stop | None:
-        """Send the request at once to a worker that has nothing else to do. See `Executor.begin`."""
+    def begin(self, request: InferRequest, ended: Callable[[Ending], None], *, behind: bool = False) -> Stop | None:
+        """Send the request at once to a worker that has nothing else to do, or one run. See `Executor.begin`."""
         now_ns, deadline_ns = self._clock.now_ns(), _deadline_ns(request)
         model = self._cache.find(request.model, request.version)
         if not isinstance(model, ResidentModel) or now_ns >= deadline_ns:
             return None
         worker = model.pick(request.stream)
-        if worker is None or worker.in_flight:
+        if worker is None or worker.in_flight != behind or (behind and model.manifest.stateful):
             return None
 
         def tell(ending: RunEnding) -> None:

@@ -169,7 +169,13 @@ class OffloadExecutor:
             return able
         return min((peer.estimate(offer) for peer, offer in able), key=lambda estimate: estimate.finish_p99_ns)
 
-    def begin(self, request: InferRequest, ended: Callable[[Ending], None]) -> Stop | None:  # noqa: ARG002
+    def begin(
+        self,
+        request: InferRequest,  # noqa: ARG002
+        ended: Callable[[Ending], None],  # noqa: ARG002
+        *,
+        behind: bool = False,  # noqa: ARG002
+    ) -> Stop | None:
         """Next door is never so near that it is worth it. See `Executor.begin`."""
         return None
 

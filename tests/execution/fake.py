@@ -59,6 +59,55 @@ class FakeRun:
     cores: int
 
 
+@dataclass(eq=False)
+class _Begun:
+    """A run without a task."""
+
+    owner: FakeExecutor
+    request: InferRequest
+    script: Script
+    ended: Callable[[Ending], None]
+    started_ns: int | None = None
+    is_over: bool = False
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self.script.heeds_deadline:
+            patience_ns = LATE_PATIENCE_NS if self.request.accept_late else 0
+            self._at(self.request.deadlines.total_ns + patience_ns, lambda: Expired("the script takes longer"))
+
+    def start(self) -> None:
+        self.started_ns = self.request.timeline.started_ns = self.owner.clock.now_ns()
+        self.request.timeline.started_ns += self.script.delay_ns
+        self.owner.active[self.request.model] += 1
+        self.owner.started.append(self.request.id)
+        lasts_ns = 1 << 60 if self.script.hangs else self.script.delay_ns + self.script.duration_ns
+        self._at(self.started_ns + lasts_ns, lambda: self.owner.ending(self.request, self.script))
+
+    def stop(self) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        for timer in self.timers:
+            timer.cancel()
+        model, owner = self.request.model, self.owner
+        if self.started_ns is None:
+            del owner.behind[model]
+            return
+        owner.active[model] -= 1
+        owner.runs.append(FakeRun(self.request, self.started_ns, owner.clock.now_ns(), self.script.cores))
+        if (follower := owner.behind.pop(model, None)) is not None:
+            follower.start()
+
+    def _at(self, at_ns: int, ending: Callable[[], Ending]) -> None:
+        def end() -> None:
+            self.stop()
+            self.ended(ending())
+
+        self.timers.append(self._loop.call_at(at_ns / NS_PER_S, end))
+
+
 @dataclass
 class FakeExecutor:
     clock: Clock
@@ -70,6 +119,8 @@ class FakeExecutor:
     """Requests at once; beyond that the estimate is a refusal, as for a peer with a bound on what is in flight."""
     begins: bool = False
     """Whether it takes requests without a task where it can."""
+    behind: dict[str, _Begun] = field(default_factory=dict)
+    """Who begins when the run of its model that is under way has ended."""
     leased: int = 0
     active: Counter[str] = field(default_factory=Counter)
     runs: list[FakeRun] = field(default_factory=list)
@@ -90,39 +141,21 @@ class FakeExecutor:
         wait_ns = script.duration_ns if busy and cores else 0
         return Estimate(script.duration_ns, script.duration_ns, wait_ns, cores, script.lanes)
 
-    def begin(self, request: InferRequest, ended: Callable[[Ending], None]) -> Stop | None:
+    def begin(self, request: InferRequest, ended: Callable[[Ending], None], *, behind: bool = False) -> Stop | None:
         script, now_ns = self.script(request), self.clock.now_ns()
         refused = self.unavailable is not None or isinstance(script.estimate, Refusal)
         if not self.begins or refused or script.ignores_cancels or now_ns >= request.deadlines.total_ns:
             return None
-        if self.active.total() >= self.slots:
+        if self.active.total() >= self.slots or (behind and self.active[request.model] != 1):
             return None
-        loop, is_over = asyncio.get_running_loop(), False
-        request.timeline.dispatched_ns, request.timeline.started_ns = now_ns, now_ns + script.delay_ns
-        self.waited_inside += self.active[request.model] >= script.lanes
-        self.active[request.model] += 1
-        self.started.append(request.id)
-        end_ns = now_ns + (1 << 60 if script.hangs else script.delay_ns + script.duration_ns)
-        stop_ns = request.deadlines.total_ns + (LATE_PATIENCE_NS if request.accept_late else 0)
-        expires = script.heeds_deadline and end_ns > stop_ns
-
-        def let_go() -> None:
-            nonlocal is_over
-            is_over = True
-            self.active[request.model] -= 1
-            self.runs.append(FakeRun(request, now_ns, self.clock.now_ns(), script.cores))
-
-        def stop() -> None:
-            if not is_over:
-                timer.cancel()
-                let_go()
-
-        def end() -> None:
-            let_go()
-            ended(Expired("the script takes longer") if expires else self._ending(request, script))
-
-        timer = loop.call_at((stop_ns if expires else end_ns) / NS_PER_S, end)
-        return stop
+        request.timeline.dispatched_ns = now_ns
+        self.waited_inside += self.active[request.model] >= script.lanes and not behind
+        begun = _Begun(self, request, script, ended)
+        if behind:
+            self.behind[request.model] = begun
+        else:
+            begun.start()
+        return begun.stop
 
     async def execute(self, request: InferRequest) -> Result | Refusal | Failure | Expired:
         script, now_ns = self.script(request), self.clock.now_ns()
@@ -155,9 +188,9 @@ class FakeExecutor:
             except asyncio.CancelledError:
                 if ignored == script.ignores_cancels:
                     raise
-        return self._ending(request, script)
+        return self.ending(request, script)
 
-    def _ending(self, request: InferRequest, script: Script) -> Result | Refusal | Failure:
+    def ending(self, request: InferRequest, script: Script) -> Result | Refusal | Failure:
         request.timeline.finished_ns = self.clock.now_ns()
         if script.ending is not None:
             return script.ending

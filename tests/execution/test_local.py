@@ -17,8 +17,8 @@ import pytest
 
 from edgeinfer import oip
 from edgeinfer.clock import MonotonicClock
-from edgeinfer.execution.executor import Estimate
-from edgeinfer.request import Deadlines, Expired, Failure, InferRequest, Reason, Refusal, Result, Timeline
+from edgeinfer.execution.executor import NOT_BEGUN, Estimate, Stop
+from edgeinfer.request import Deadlines, Ending, Expired, Failure, InferRequest, Reason, Refusal, Result, Timeline
 from edgeinfer.worker.slot import SlotState
 from tests.execution.executor_contract import MS, Case, ExecutorContract, Rig, Timing
 from tests.execution.local_rig import FILLED, LOOP, SUM, SUM_STATE, open_place, request_of, variant, y_of
@@ -157,6 +157,48 @@ async def test_estimates_are_the_toolchains_figures_and_grow_with_what_waits(tmp
         assert isinstance(busy, Estimate)
         assert busy.wait_ns == 3 * MS
         assert isinstance(await task, Expired)
+
+
+async def test_a_run_behind_another_is_stopped_exactly_and_told_when_its_worker_dies_before_it_began(
+    tmp_path: Path,
+) -> None:
+    async with open_place(tmp_path) as place:
+        place.install("loop", graphs.slow_loop(), LOOP)
+        model = await place.load("loop")
+        (worker,) = model.workers
+        told: dict[str, Ending] = {}
+
+        def begin(name: str, rounds: int, within_ms: float = 5000, *, behind: bool = False) -> Stop:
+            payload = request_of(n=np.array([rounds]), x=np.array([1], np.float32))
+            request = place.request("loop", payload, within_ms=within_ms)
+            stop = place.executor.begin(request, lambda ending: told.update({name: ending}), behind=behind)
+            assert stop is not None
+            return stop
+
+        stop_first = begin("first", 1 << 40)
+        stop_second = begin("second", 1, behind=True)
+        stop_second()
+        assert model.leases == 1
+        stop_first()
+        await place.until(lambda: not worker.in_flight)
+        assert (told, model.leases) == ({}, 0), "who was stopped is told nothing"
+
+        begin("slow", 1 << 40, within_ms=60)
+        begin("next", 1, behind=True)
+        await place.until(lambda: len(told) == 2)
+        assert isinstance(told["slow"], Expired)
+        assert isinstance(told["next"], Result), "it begins when the one before it was stopped at its deadline"
+        told["next"].release()
+
+        begin("crashed", 1 << 40)
+        begin("lost", 1, behind=True)
+        os.kill(worker.pid, signal.SIGSEGV)
+        await place.until(lambda: len(told) == 4)
+        assert isinstance(told["crashed"], Failure)
+        assert told["crashed"].reason == "crashed"
+        assert isinstance(told["lost"], Failure)
+        assert told["lost"].reason == NOT_BEGUN
+        assert model.leases == 0
 
 
 async def test_a_request_waits_for_the_successor_of_a_worker_that_crashed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from edgeinfer.errors import InternalError
-from edgeinfer.execution.executor import Estimate
+from edgeinfer.execution.executor import NOT_BEGUN, Estimate
 from edgeinfer.limits import ThermalLevel
 from edgeinfer.request import (
     DataScope,
@@ -751,5 +751,88 @@ def test_a_broken_invariant_ends_the_scheduler_and_nobody_is_left_waiting() -> N
             assert isinstance(crashed.value.exceptions[0], InternalError)
             assert [(await t.outcome()).reason for t in (ticket, waiting)] == ["stopped", "stopped"]
             template.outcomes += outcomes
+
+    run_virtual(main())
+
+
+def test_a_short_request_is_in_the_worker_when_the_one_before_it_ends() -> None:
+    async def main() -> None:
+        async with world(begins=True) as w:
+            w.submit("2ms", 50)
+            w.submit("2ms", 50)
+            w.submit("2ms", 50, firm=False)
+            await w.sleep(1)
+            assert list(w.local.behind) == ["2ms"], "one is under way, one behind it"
+            snapshot = w.scheduler.snapshot()
+            assert (snapshot.running_local, snapshot.cores_busy, snapshot.queue_length) == (2, 1, 1)
+            await w.sleep(6)
+            assert w.kinds() == [(OK, "")] * 3
+            first, second, third = w.local.runs
+            assert (second.started_ns, third.started_ns) == (first.ended_ns, second.ended_ns)
+            assert w.local.waited_inside == 0
+
+    run_virtual(main())
+
+
+def test_long_requests_wait_where_they_can_be_displaced() -> None:
+    async def main() -> None:
+        async with world(begins=True) as w:
+            w.submit("10ms", 50)
+            w.submit("10ms", 50)
+            await w.sleep(1)
+            assert not w.local.behind
+            assert w.scheduler.snapshot().queue_length == 1
+
+    run_virtual(main())
+
+
+def test_promises_count_who_is_behind_the_run_under_way() -> None:
+    async def main() -> None:
+        async with world(begins=True) as w:
+            w.submit("2ms", 50)
+            w.submit("2ms", 50)
+            await w.sleep(1)
+            kept = await w.submit("1ms", 4.5).outcome()
+            assert kept.kind is OK
+            assert [run.request.model for run in w.local.runs] == ["2ms", "2ms", "1ms"]
+            w.submit("2ms", 50)
+            w.submit("2ms", 50)
+            await w.sleep(1)
+            assert (await w.submit("1ms", 3.5).outcome()).reason == Reason.DEADLINE_UNREACHABLE
+
+    run_virtual(main())
+
+
+def test_cancelling_one_behind_another_is_exact_and_the_other_way_round() -> None:
+    async def main() -> None:
+        async with world(begins=True) as w:
+            first, second = w.submit("2ms", 50), w.submit("2ms", 50)
+            await w.sleep(1)
+            second.cancel()
+            assert (await first.outcome()).kind is OK
+            assert len(w.local.runs) == 1, "the cancelled one never began"
+            first, second = w.submit("2ms", 50), w.submit("2ms", 50)
+            await w.sleep(1)
+            first.cancel()
+            began_ns = w.clock.now_ns()
+            assert (await second.outcome()).kind is OK
+            assert w.clock.now_ns() - began_ns == pytest.approx(2 * MS, abs=ROUNDING_NS)
+            assert w.scheduler.snapshot().cores_busy == 0
+
+    run_virtual(main())
+
+
+def test_who_was_behind_a_run_that_killed_the_worker_is_taken_back() -> None:
+    async def main() -> None:
+        async with world(begins=True) as w:
+            w.submit("2ms", 50)
+            lost = w.submit("2ms", 50)
+            await w.sleep(1)
+            behind = w.local.behind["2ms"]
+            behind.stop()
+            behind.ended(Failure(NOT_BEGUN, "its worker died"))
+            outcome = await lost.outcome()
+            assert (outcome.kind, outcome.placement) == (OK, Placement.LOCAL)
+            assert w.accounting.total.received == 2
 
     run_virtual(main())
