@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from tests.worker import graphs
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROW = [TensorSpec("x", "FP32", [1, 1024])], [TensorSpec("y", "FP32", [1, 1024])]
+SMALL = [TensorSpec("x", "FP32", [1, 512])], [TensorSpec("y", "FP32", [1, 512])]
 PICTURE = (
     [TensorSpec("x", "FP32", [1, 3, -1, -1], max_shape=[1, 3, 512, 512])],
     [TensorSpec("y", "FP32", [1, 32, 1, 1])],
@@ -269,3 +271,51 @@ async def test_thirty_swaps_and_thirty_failed_loads_leave_nothing(tmp_path: Path
         assert slope < 1.0
         assert len(program.children()) == 2, "the zygote and one worker"
         assert len(os.listdir(f"/proc/{program.process.pid}/fd")) < 80  # noqa: PTH208
+
+
+THRASH = """
+import mmap, os, sys, time
+with open(sys.argv[1], "r+b") as file:
+    area = mmap.mmap(file.fileno(), 0)
+    area.madvise(mmap.MADV_RANDOM)
+    size, at = len(area), 0
+    while True:
+        at = (at + 1_000_003 * 4096) % size
+        area[at]
+"""
+
+
+def test_a_page_cache_that_does_not_hold_what_is_in_use_is_noticed_and_nothing_more_is_loaded(
+    tmp_path: Path, group: Path
+) -> None:
+    config = (
+        '[memory]\nreserve = "4 MiB"\n' + models("small", more="pinned = true") + models("late", more="preload = false")
+    )
+    (group / "memory.limit_in_bytes").write_text(str(200 * MIB))
+    file = tmp_path / "weights"
+    with file.open("wb") as weights:
+        for _ in range(256):
+            weights.write(os.urandom(MIB))
+        weights.flush()
+        os.fsync(weights.fileno())
+        os.posix_fadvise(weights.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # who reads it first is charged for it
+    with Program(tmp_path / "device", config, wrapper=inside(group / "inner")) as program:
+        for name in ("small", "late"):
+            add(program, name, graphs.linear(512, 2), SMALL, peak_bytes=16 * MIB)
+        program.ready()
+        quiet = memory(program)
+        assert quiet["pressure"] == "none"
+        thrash = subprocess.Popen([*inside(group / "inner"), sys.executable, "-c", THRASH, str(file)])
+        try:
+            wait_until(lambda: memory(program)["pressure"] != "none", "the faults are noticed", 40)
+            pressed = memory(program)
+            print(pressed, program.log().splitlines()[-1])
+            assert pressed["pressure_reason"]
+            assert pressed["ceiling_bytes"] < quiet["ceiling_bytes"]
+            with program.client() as client, pytest.raises(EdgeInferError, match="memory pressure"):
+                client.infer("late", {"x": np.zeros((1, 512), np.float32)}, deadline_ms=5000)
+        finally:
+            thrash.kill()
+            thrash.wait()
+        assert program.model_state("small") == "loaded", "what is used is not evicted at once"
+        wait_until(lambda: memory(program)["pressure"] != pressed["pressure"], "it passes, level by level", 30)
