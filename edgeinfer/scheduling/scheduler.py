@@ -28,7 +28,7 @@ from edgeinfer.request import (
 )  # fmt: skip
 from edgeinfer.scheduling.admission import Admission, local_stop, shed
 from edgeinfer.scheduling.deadline_queue import DeadlineQueue, Entry
-from edgeinfer.scheduling.forecast import ROUNDING_NS, Job, forecast
+from edgeinfer.scheduling.forecast import ROUNDING_NS, Job, Plan
 from edgeinfer.scheduling.options import Choice, Here, NextDoor, Options
 from edgeinfer.scheduling.runs import Run, Runs, model_key
 from edgeinfer.scheduling.snapshot import SchedulerSnapshot
@@ -260,6 +260,8 @@ class Scheduler:
         for entry in self._queue.pop_expired(now_ns):
             self._end(entry.item, Expired("it still waited when its latest start had come"))
         if self._review and len(self._queue):
+            if local_stop(self._limits) is None:
+                self._start_local(group, now_ns, promised=True)  # a free core shouldn't wait for the review
             self._drop_what_cannot_be_kept(now_ns)
         self._review = False
         self._start_outbound(group, now_ns)
@@ -333,19 +335,23 @@ class Scheduler:
             if (refusal := self._settle(ticket, now_ns)) is not None:
                 self._end(ticket, refusal)
 
-    def _start_local(self, group: asyncio.TaskGroup, now_ns: int) -> int:
-        """Start what the forecast starts now, and return when to look again."""
-        entries = list(self._queue)
+    def _start_local(self, group: asyncio.TaskGroup, now_ns: int, *, promised: bool = False) -> int:
+        """Start what the forecast starts now, and return when to look again.
+
+        With `promised` only what is firm and has nothing else in front of it, so that no review would drop it.
+        """
         wait_ns = ROUND_NS
-        if self._runs.cores_busy < self._runs.cores:
-            for entry, expected in zip(
-                entries, forecast([entry.job for entry in entries], self._runs.machine(now_ns), now_ns), strict=True
-            ):
-                if expected.start_ns <= now_ns:
-                    self._start_entry(group, entry, now_ns)
-                elif self._runs.paced:
-                    wait_ns = min(wait_ns, expected.start_ns - now_ns)
-        self._send_ahead(entries, now_ns)
+        plan = Plan(self._runs.machine(now_ns), now_ns)
+        paced = self._runs.paced and self._runs.cores_busy < self._runs.cores
+        for entry in self._queue:
+            if (promised and not entry.job.firm) or (not paced and self._runs.cores_busy >= self._runs.cores):
+                break
+            expected = plan.place(entry.job)
+            if expected.start_ns <= now_ns:
+                self._start_entry(group, entry, now_ns)
+            elif paced:
+                wait_ns = min(wait_ns, expected.start_ns - now_ns)
+        self._send_ahead(list(self._queue), now_ns)
         for at_ns in (self._queue.next_expiry_ns(), self._runs.next_look_ns(now_ns)):
             if at_ns is not None:
                 wait_ns = min(wait_ns, at_ns - now_ns)
