@@ -37,21 +37,18 @@ from edgeinfer.worker.messages import (
     ZygoteFailed,
     ZygoteReady,
 )
+from edgeinfer.worker.restart import Restarts
 
 Awaited = TypeVar("Awaited")
 
 _log = logging.getLogger(__name__)
 
-_STEADY_NS: Final = 10 * NS_PER_S
-"""A zygote that lived this long was healthy: the next restart is immediate again."""
 _CLOSE_GRACE_S: Final = 1.0
 _SWEEPS_S: Final = (0.1, 1.0, 5.0)
 _FORK_PATIENCE_S: Final = 5.0
 """A zygote that has not answered a fork for so long is stuck or stopped (a fork takes 2 ms), and is replaced."""
 _PASSING: Final = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Why a process may not be startable just now: too many processes or files, no memory."""
-_MAX_EARLY_DEATHS: Final = 3
-"""So many zygotes killed during the import, and the import itself is to blame."""
 
 
 class NurseryState(StrEnum):
@@ -129,10 +126,8 @@ class Nursery:
         self._reason = ""
         self._zygote: _Zygote | None = None
         self._runtime: ZygoteReady | None = None
-        self._restarts = 0
-        self._restart_pause_s = 0.0
+        self._restarts = Restarts()
         self._retry_at_ns = 0
-        self._early_deaths = 0
         self._settled = asyncio.Event()
         """Set unless a zygote is about to be restarted."""
         self._known: set[int] = set()
@@ -145,7 +140,7 @@ class Nursery:
             zygote_pid=self._zygote.child.pid if self._zygote else None,
             onnxruntime=self._runtime.onnxruntime if self._runtime else "",
             providers=tuple(self._runtime.providers) if self._runtime else (),
-            restarts=self._restarts,
+            restarts=self._restarts.count,
             reason=self._reason,
         )
 
@@ -255,7 +250,7 @@ class Nursery:
     def _on_unstarted(self, error: OSError) -> None:
         self._reason = f"no process for the zygote: {error.strerror}"
         if error.errno in _PASSING:
-            pause_s = self._restart_pause_s = min(30.0, self._restart_pause_s * 2 + 0.1)
+            pause_s = self._restarts.unstarted()
             self._state = NurseryState.RESTARTING
             self._settled.clear()
             _log.warning("zygote not started reason=%r retry_in_s=%.1f", self._reason, pause_s)
@@ -352,7 +347,7 @@ class Nursery:
             )
         else:
             self._runtime, self._state, self._reason = ready, NurseryState.READY, ""
-            self._early_deaths = 0
+            self._restarts.ready()
             zygote.ready.set_result(ready)
             _log.info("zygote ready pid=%d onnxruntime=%s", zygote.child.pid, ready.onnxruntime)
             return
@@ -377,7 +372,7 @@ class Nursery:
         self._zygote = None
         for delay_s in _SWEEPS_S:
             self._later(delay_s, functools.partial(self._sweep, zygote.child.pid))
-        if was_ready or self._may_be_chance(zygote, status):
+        if was_ready or not self._restarts.blames_import(status, zygote.complaint):
             self._restart(zygote, status)
         else:
             self._reason = zygote.complaint or f"the process that imports onnxruntime was {status}"
@@ -399,16 +394,9 @@ class Nursery:
         """
         lineage.reap_group(zygote_pid, self._known)
 
-    def _may_be_chance(self, zygote: _Zygote, status: ExitStatus) -> bool:
-        """Whether somebody killed it (the out-of-memory killer, say) and not the import."""
-        self._early_deaths += 1
-        return status.signal == signal.SIGKILL and not zygote.complaint and self._early_deaths < _MAX_EARLY_DEATHS
-
     def _restart(self, zygote: _Zygote, status: ExitStatus) -> None:
-        lived_ns = self._clock.now_ns() - zygote.started_ns
-        pause_s = self._restart_pause_s = 0.0 if lived_ns > _STEADY_NS else min(30.0, self._restart_pause_s * 2 + 0.1)
+        pause_s = self._restarts.after(self._clock.now_ns() - zygote.started_ns)
         self._state, self._reason = NurseryState.RESTARTING, f"zygote {zygote.child.pid} {status}"
-        self._restarts += 1
         self._settled.clear()
         _log.warning("zygote ended pid=%d status=%r restart_in_s=%.1f", zygote.child.pid, str(status), pause_s)
         self._later(pause_s, self._spawn)
