@@ -26,7 +26,7 @@ class LatencyHistogram:
     __slots__ = ("_buckets", "count", "max_ns", "total_ns")
 
     def __init__(self) -> None:
-        self._buckets: Counter[int] = Counter()
+        self._buckets: dict[int, int] = {}
         self.count = 0
         self.total_ns = 0
         self.max_ns = 0
@@ -34,7 +34,8 @@ class LatencyHistogram:
     def add(self, duration_ns: int) -> None:
         """Count one duration; below a microsecond (or negative) counts as one microsecond."""
         value = max(duration_ns, _FLOOR_NS)
-        self._buckets[math.ceil(math.log(value / _FLOOR_NS) / _LOG_GROWTH)] += 1
+        index = math.ceil(math.log(value / _FLOOR_NS) / _LOG_GROWTH)
+        self._buckets[index] = self._buckets.get(index, 0) + 1
         self.count += 1
         self.total_ns += value
         self.max_ns = max(self.max_ns, value)

@@ -264,30 +264,32 @@ def conclude(request: InferRequest, ending: Ending, *, now_ns: int, placement: P
     A result after the total deadline is `late` when the caller accepts that, else `expired`, and then its
     memory is given back here. `placement` says where it was running when there is no result to tell it.
     """
-
-    def end(kind: OutcomeKind, reason: str = "", detail: str = "", result: Result | None = None) -> Outcome:
-        at = placement if result is None else result.placement
-        return Outcome(request, kind, reason, detail, at, result, now_ns)
-
     match ending:
         case Result():
+            at = ending.placement
             if now_ns <= request.deadlines.total_ns:
-                return end(OutcomeKind.OK, result=ending)
+                return Outcome(request, OutcomeKind.OK, "", "", at, ending, now_ns)
             if request.accept_late:
-                return end(OutcomeKind.LATE, "finished", result=ending)
+                return Outcome(request, OutcomeKind.LATE, "finished", "", at, ending, now_ns)
             ending.release()
             late_ms = (now_ns - request.deadlines.total_ns) / 1e6
-            return end(OutcomeKind.EXPIRED, "finished", f"the result came {late_ms:.1f} ms after the deadline")
-        case Refusal(reason, detail):
-            return end(OutcomeKind.REJECTED, reason.value, detail)
+            kind, reason, detail = (
+                OutcomeKind.EXPIRED,
+                "finished",
+                f"the result came {late_ms:.1f} ms after the deadline",
+            )
+        case Refusal(why, detail):
+            kind, reason = OutcomeKind.REJECTED, why.value
         case Failure(reason, detail):
-            return end(OutcomeKind.FAILED, reason, detail)
+            kind = OutcomeKind.FAILED
         case Expired(detail):
-            phase = "queued" if request.timeline.dispatched_ns is None else "running"
-            return end(OutcomeKind.EXPIRED, phase, detail)
+            kind = OutcomeKind.EXPIRED
+            reason = "queued" if request.timeline.dispatched_ns is None else "running"
         case None:
-            return end(OutcomeKind.CANCELLED, "caller_gone")
-    raise InternalError(f"request {request.id} ended in an unknown way: {ending!r}")
+            kind, reason, detail = OutcomeKind.CANCELLED, "caller_gone", ""
+        case _:
+            raise InternalError(f"request {request.id} ended in an unknown way: {ending!r}")
+    return Outcome(request, kind, reason, detail, placement, None, now_ns)
 
 
 Submit = Callable[[InferRequest], "Ticket"]
