@@ -13,6 +13,7 @@ DEFAULT_CONFIG = Path("/etc/edgeinfer/device.toml")
 DEFAULT_NEARBY_CONFIG = Path("/etc/edgeinfer/nearby.toml")
 DEFAULT_STATE_DIR = Path("/var/lib/edgeinfer")
 DEFAULT_NEARBY_STATE_DIR = Path("/var/lib/edgeinfer-nearby")
+DEFAULT_KEYS = Path("/etc/edgeinfer/keys")
 DEFAULT_SOCKET = Path("/run/edgeinfer/edgeinfer.sock")
 
 

@@ -11,7 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeinfer.cli.arguments import DEFAULT_CONFIG, DEFAULT_NEARBY_STATE_DIR, DEFAULT_STATE_DIR, Commands
+from edgeinfer.cli.arguments import (
+    DEFAULT_CONFIG,
+    DEFAULT_KEYS,
+    DEFAULT_NEARBY_STATE_DIR,
+    DEFAULT_STATE_DIR,
+    Commands,
+)
 from edgeinfer.cli.checking import guess_kind
 from edgeinfer.errors import ConfigError, Problem
 
@@ -26,6 +32,8 @@ def add_bundle(commands: Commands) -> None:
     verbs = bundle.add_subparsers(title="verbs", required=True, metavar="VERB")
     add = verbs.add_parser("add", help="verify, probe in a throw-away worker, install and activate")
     add.add_argument("path", type=Path, help="a bundle directory, or one .tar of it")
+    keys_help = "folder of public keys (*.pem) by one of which it must be signed (default: the one that --config names)"
+    add.add_argument("--keys", type=Path, help=keys_help)
     add.add_argument("--no-compile", action="store_true", help="don't look for the form that loads best here")
     add.set_defaults(act=_bundle_add)
     listing = verbs.add_parser("list", help="what is installed")
@@ -50,7 +58,7 @@ def _bundle_add(args: argparse.Namespace) -> int:
     from edgeinfer.daemon.install import install_bundle
 
     state_dir = _state_dir(args)
-    installed = install_bundle(args.path, state_dir, compiled=not args.no_compile)
+    installed = install_bundle(args.path, state_dir, keys=_keys(args), compiled=not args.no_compile)
     print(f"installed {_title(installed)} at {installed.path}")
     for form in _forms(state_dir, installed):
         print(f"  {form.record.variant} loads in its {form.record.form} form: {form.record.why}")
@@ -163,34 +171,48 @@ def _bundle_remove(args: argparse.Namespace) -> int:
 
 
 def _state_dir(args: argparse.Namespace) -> Path:
-    """Return the store's place: as given, else as a service's configuration has it, else the default one.
+    """Return the store's place; see `_place`."""
+    if args.state_dir is not None:
+        return Path(args.state_dir)
+    return _place(args, "state_dir", device=DEFAULT_STATE_DIR, nearby=DEFAULT_NEARBY_STATE_DIR)
+
+
+def _keys(args: argparse.Namespace) -> Path:
+    """Return the folder of trusted keys; see `_place`."""
+    if args.keys is not None:
+        return Path(args.keys)
+    if args.state_dir is not None:
+        return DEFAULT_KEYS
+    return _place(args, "keys", device=DEFAULT_KEYS, nearby=DEFAULT_KEYS)
+
+
+def _place(args: argparse.Namespace, key: str, *, device: Path, nearby: Path) -> Path:
+    """Return a place as a service's configuration has it, else the default one.
 
     Of the configuration only this one key is read: a slip elsewhere in it is no reason not to install a bundle.
 
     Raises:
         ConfigError: the configuration cannot be read, or has something else there.
     """
-    if args.state_dir is not None:
-        return Path(args.state_dir)
     if args.config is None:
         try:
             DEFAULT_CONFIG.stat()
         except (FileNotFoundError, NotADirectoryError):
-            return DEFAULT_STATE_DIR
+            return device
         except OSError:
             pass  # one that we may not see: reading it says so
     file = args.config or DEFAULT_CONFIG
     from edgeinfer.toml_file import load_toml
 
     table = load_toml(file)
-    key, found = "state_dir", table.get("state_dir")  # nearby.toml has it at its top level
+    where, found = key, table.get(key)  # nearby.toml has it at its top level
     if guess_kind(table, file) == "device":
-        key, paths = "paths.state_dir", table.get("paths", {})
-        found = paths.get("state_dir", str(DEFAULT_STATE_DIR)) if isinstance(paths, dict) else paths
+        where, paths = f"paths.{key}", table.get("paths", {})
+        found = paths.get(key, str(device)) if isinstance(paths, dict) else paths
     elif found is None:
-        found = str(DEFAULT_NEARBY_STATE_DIR)
+        found = str(nearby)
     if not isinstance(found, str) or not found:
-        raise ConfigError(str(file), (Problem(key, f"{found!r} is not a path"),))
+        raise ConfigError(str(file), (Problem(where, f"{found!r} is not a path"),))
     return Path(found)
 
 

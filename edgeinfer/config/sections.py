@@ -28,6 +28,8 @@ class PathsSection:
     """Where things are; the roots can point at a fake tree."""
 
     state_dir: Path = Path("/var/lib/edgeinfer")
+    keys: Path = Path("/etc/edgeinfer/keys")
+    """The public keys by one of which bundles must be signed, when there is any."""
     socket: Path = Path("/run/edgeinfer/edgeinfer.sock")
     sys_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
@@ -269,6 +271,7 @@ class NearbyConfig:
     location: str = "site"
     """Where it stands, as data scopes see it: `site` or `any`."""
     state_dir: Path = Path("/var/lib/edgeinfer-nearby")
+    keys: Path = Path("/etc/edgeinfer/keys")
     memory: MemorySection = field(default_factory=MemorySection)
     scheduler: SchedulerSection = field(default_factory=SchedulerSection)
     max_per_device: int = 16

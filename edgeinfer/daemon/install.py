@@ -1,4 +1,4 @@
-"""Install a bundle: verified, tried on this very CPU in a throw-away worker, committed, then compiled for this device.
+"""Install a bundle: verified, vouched for, tried on this very CPU in a throw-away worker, committed, then compiled.
 
 The probe runs every variant that this device can run on its golden vectors, on its own execution providers: a
 quantized model can be right on one CPU and wrong on the next, and an accelerator computes in its own way. One that
@@ -19,24 +19,27 @@ from edgeinfer.errors import ArtifactError, EdgeInferError, UnsupportedSchema
 from edgeinfer.sensors.cpuinfo import cpu_flags
 from edgeinfer.store.compiled import CompiledStore
 from edgeinfer.store.store import BundleStore, Installed
+from edgeinfer.store.trust import anyone, voucher
 from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.probe import probe
 
 _log = logging.getLogger(__name__)
 
 
-def install_bundle(source: Path, state_dir: Path, *, compiled: bool = True) -> Installed:
+def install_bundle(source: Path, state_dir: Path, *, keys: Path | None = None, compiled: bool = True) -> Installed:
     """Add the bundle at `source` (a folder or a tar) to the store below `state_dir` and activate it.
 
+    With public keys in the folder `keys` it must be signed by one of them.
     `compiled`: look for the form in which it loads best here, too, which takes some seconds for each variant.
 
     Raises:
-        ArtifactError: it is not sound, or not right on this CPU.
+        ArtifactError: it is not sound, not signed by a trusted key, or not right on this CPU.
+        ConfigError: the trusted keys cannot be read.
         StorageError: the store cannot be written.
         RuntimeUnusable: ONNX Runtime cannot be imported here.
     """
     store = BundleStore(state_dir)
-    installed = store.add(source, probe_bundle)
+    installed = store.add(source, probe_bundle, vouch=anyone if keys is None else voucher(keys))
     if not compiled:
         return installed
     try:

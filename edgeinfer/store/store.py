@@ -44,6 +44,7 @@ from edgeinfer.store.durable import (
     storage_errors,
     write_atomically,
 )
+from edgeinfer.store.trust import Vouch, anyone
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -90,15 +91,16 @@ class BundleStore:
         except StorageError as error:
             self._opening_problems.append(str(error))
 
-    def add(self, source: Path, probe: Probe) -> Installed:
+    def add(self, source: Path, probe: Probe, *, vouch: Vouch = anyone) -> Installed:
         """Install the bundle at `source` (a folder or a plain tar) and make it the active version of its model.
 
-        Verified, copied, verified again, probed, committed, activated, in this order. Adding what is installed
-        already heals it if it is damaged, activates it, and ends the quarantine of its variants. On any failure, the
-        probe's included, the earlier version stays active and nothing of the new one is left.
+        Verified, copied, verified again, vouched for, probed, committed, activated, in this order. Adding what is
+        installed already heals it if it is damaged, activates it, and ends the quarantine of its variants. On any
+        failure, the probe's included, the earlier version stays active and nothing of the new one is left.
 
         Raises:
-            ArtifactError: the bundle is not sound, or the version is installed with other contents.
+            ArtifactError: the bundle is not sound, nobody vouches for it, or the version is installed with other
+                contents.
             StorageError: the disk is full or cannot be written, or another process is changing the store.
             EdgeInferError: whatever the probe raises.
         """
@@ -109,6 +111,7 @@ class BundleStore:
                 self._stage(source, staged)
                 with _called(source, staged):
                     manifest, digest = verify_bundle(staged)
+                    vouch(staged, manifest, digest)
                 target = self._place(manifest, digest)
                 self._refuse_other_contents(manifest, digest)
                 probe(staged, manifest)
