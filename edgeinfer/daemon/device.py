@@ -186,7 +186,7 @@ class Device:
         Where not even they fit, apps are served all the same, and a log line tells.
         """
         try:
-            self.host.reserve_for("gateway", self.gateway.buffer_bytes)
+            self.host.reserve_for("gateway", self.gateway.buffer_bytes, in_use=lambda: self.gateway.buffered_bytes)
         except BudgetExceeded as error:
             _log.error("the gateway's buffers are not within the budget: %s", error)
 

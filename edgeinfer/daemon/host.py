@@ -134,16 +134,18 @@ class ModelHost:
         """Bring the ledger up to date with what is in use, and return its ceiling in bytes. Call it once a second."""
         return self.memory.step()
 
-    def reserve_for(self, owner: str, size_bytes: int) -> Reservation:
-        """Set aside memory that `owner` may take at worst, beside the models: buffers of the gateway, say.
+    def reserve_for(self, owner: str, size_bytes: int, *, in_use: Callable[[], int] = lambda: 0) -> Reservation:
+        """Set aside memory of the daemon's that `owner` may take at worst: buffers of the gateway, say.
 
         For as long as the service runs, or until the reservation is released. After `start`, when the ledger knows
-        what there is.
+        what there is. `in_use` tells how much of it is taken now, which is then not charged to the daemon as well.
 
         Raises:
             BudgetExceeded: it does not fit. Nothing was reserved.
         """
-        return self.ledger.reserve(owner, size_bytes)
+        reservation = self.ledger.reserve(owner, size_bytes)
+        self.memory.charged_elsewhere(reservation, in_use)
+        return reservation
 
     async def preload(self) -> None:
         """Load what shall be in memory from the start, the most important first; what can't be is told.

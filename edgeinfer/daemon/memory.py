@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.errors import mib
-from edgeinfer.execution.ledger import OURSELVES, OUTGROWN, MemoryLedger, budget_bytes
+from edgeinfer.execution.ledger import OURSELVES, OUTGROWN, MemoryLedger, Reservation, budget_bytes
 from edgeinfer.execution.pressure import CALM, PressureState, step
 from edgeinfer.sensors.memory import MemoryReader, MemoryReading
 from edgeinfer.sensors.pressure import PressureMeter, PressureSample
@@ -108,6 +108,11 @@ class MemoryWatch:
         self._ours = ledger.reserve(OURSELVES, 0)
         self._beyond = ledger.reserve(OUTGROWN, 0)
         self._spare_since_ns: int | None = None
+        self._elsewhere: list[tuple[Reservation, Callable[[], int]]] = []
+
+    def charged_elsewhere(self, reservation: Reservation, in_use: Callable[[], int]) -> None:
+        """What the daemon takes of this reservation, as `in_use` tells, is not charged to it once more."""
+        self._elsewhere.append((reservation, in_use))
 
     @property
     def own_bytes(self) -> int:
@@ -122,7 +127,8 @@ class MemoryWatch:
         self._seen = reading
         now_ns = self._clock.now_ns()
         workers = {pid: memory.private_bytes for pid, memory in reading.processes.items() if pid not in self._core()}
-        self._follow_ourselves(reading.own.anonymous_bytes - sum(workers.values()), now_ns)
+        elsewhere_bytes = sum(min(in_use(), reservation.size_bytes) for reservation, in_use in self._elsewhere)
+        self._follow_ourselves(reading.own.anonymous_bytes - sum(workers.values()) - elsewhere_bytes, now_ns)
         self._beyond.follow(self._outgrown(workers))
         self._judge_pressure(now_ns)
         return self._ledger.ceiling_bytes
@@ -135,7 +141,7 @@ class MemoryWatch:
 
         Growth at once, also where it doesn't fit: then somebody has to give way. Less only after a while.
         """
-        whole_bytes = -(-held_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
+        whole_bytes = -(-max(0, held_bytes) // _GRAIN_BYTES) * _GRAIN_BYTES
         if whole_bytes >= self._ours.size_bytes - _SPARE_BYTES:
             self._spare_since_ns = None
             if whole_bytes > self._ours.size_bytes:

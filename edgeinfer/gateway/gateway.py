@@ -119,6 +119,11 @@ class Gateway:
         """Most bytes that its buffers have at once: what the daemon reserves for it."""
         return self._bounds.buffer_bytes
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of requests that it holds now: part of what was reserved for it."""
+        return self._bodies.used_bytes
+
     def snapshot(self) -> GatewaySnapshot:
         """Return the counts so far."""
         return GatewaySnapshot(

@@ -228,3 +228,20 @@ def test_nothing_is_done_twice_within_a_second(machine: Machine) -> None:
     machine.clock.at_ns += NS_PER_S // 2
     watched.watch.step()
     assert watched.ours == 130
+
+
+def test_what_another_reservation_covers_is_not_charged_to_the_daemon_as_well(machine: Machine) -> None:
+    watched = Watched(machine)
+    buffers = watched.ledger.reserve("gateway", 40 * MIB)
+    in_use = 0
+    watched.watch.charged_elsewhere(buffers, lambda: in_use)
+    watched.step()
+    assert watched.ours == 130
+    in_use = 30 * MIB
+    machine.give(os.getpid(), 130)  # thirty more, which are the gateway's
+    watched.step()
+    assert watched.ours == 130
+    in_use = 60 * MIB  # more than was reserved for it: the rest is ours to explain
+    machine.give(os.getpid(), 160)
+    watched.step()
+    assert watched.ours == 150
