@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-PACKAGES = ("edgeinfer", "onnxruntime", "numpy", "paho-mqtt", "msgspec", "cattrs", "h11", "pillow")
+PACKAGES = ("edgeinfer", "onnxruntime", "numpy", "paho-mqtt", "msgspec", "cattrs", "pillow")
 
 
 @dataclass(frozen=True, slots=True)
