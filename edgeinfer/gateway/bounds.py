@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +43,7 @@ class Bounds:
     spare_s: float = 0.25
     """At the limit of connections, one that has been without a request for longer is closed for a new one, …"""
     stall_s: float = 2.0
-    """… and one whose body has not come on for longer."""
+    """… and one whose body has not come on for longer; that one also when others need the room for theirs."""
     linger_s: float = 2.0
     """How long what a refused caller still sends is read away, so that it comes to read why."""
     unread_bytes: int = 8 << 20
@@ -67,13 +68,18 @@ def bounds_within(ceiling_bytes: int) -> Bounds:
 class Room:
     """Counts bytes in use by all connections against one limit. Loop thread only."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, relieve: Callable[[], bool] = lambda: False) -> None:
+        """`relieve` is asked when there is no room: it has somebody give back what it holds for nothing, or not."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._relieve = relieve
 
     def has(self, size_bytes: int) -> bool:
-        """Return whether so many bytes could be counted in now."""
-        return self.used_bytes + size_bytes <= self.limit_bytes
+        """Return whether so many bytes can be counted in now."""
+        while self.used_bytes + size_bytes > self.limit_bytes:
+            if size_bytes > self.limit_bytes or not self._relieve():
+                return False
+        return True
 
     def take(self, size_bytes: int) -> bool:
         """Count bytes in, unless they would exceed the limit; return whether they were counted."""

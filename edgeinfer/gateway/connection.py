@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from edgeinfer.errors import mib
-from edgeinfer.gateway.bounds import Bounds, Room
+from edgeinfer.gateway.bounds import READ_BYTES, Bounds, Room
 from edgeinfer.gateway.head import END, BadRequest, Head, parse_chunk, parse_head
 from edgeinfer.gateway.regions import Regions
 from edgeinfer.gateway.reply import Reply, error_reply
@@ -107,8 +107,13 @@ class Connection:
         if size_bytes > limit_bytes:
             raise BadRequest(413, f"the body has more than {limit_bytes} bytes, which no valid request has")
         self._check_most(size_bytes)
-        if size_bytes and not self._bodies.has(size_bytes):
+        if not self._bodies.has(size_bytes):
             raise self._no_room()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in flight of its request."""
+        return self._held_bytes
 
     @property
     def unsent_bytes(self) -> int:
@@ -127,10 +132,10 @@ class Connection:
             BadRequest: too much in flight, or too slow.
             TimeoutError: it did not come by `due_s`, on the loop's clock, which was before it was too slow.
         """
+        self._hold(size_bytes)  # before it is there: who may have it allocated has it
         body = bytearray(size_bytes)
         pending = self.stream.pending
         at = min(len(pending), size_bytes)
-        self._hold(at)
         body[:at] = pending[:at]
         del pending[:at]
         if self._unread is not None:
@@ -154,7 +159,6 @@ class Connection:
                 raise self._too_slow() from None
             if not got:
                 raise BadRequest(400, "the connection ended inside the body")
-            self._hold(got)
             at += got
             if self._unread is not None:
                 self._unread -= got
@@ -185,7 +189,8 @@ class Connection:
                 raise BadRequest(413, f"the body has more than {self._bounds.chunks} chunks; send larger ones")
             if len(body) + size_bytes > limit_bytes:
                 raise BadRequest(413, f"the body has more than {limit_bytes} bytes, which no valid request has")
-            body += await self.read(size_bytes)
+            for left in range(size_bytes, 0, -READ_BYTES):
+                body += await self.read(min(left, READ_BYTES))
             if await self._line(_CHUNK_LINE_BYTES) != b"\r\n":
                 raise BadRequest(400, "not a proper HTTP request: a chunk is longer than it says")
             if chunks % _EVENTS_AT_A_TIME == 0:
@@ -338,6 +343,7 @@ class Connection:
 
     def dismiss(self) -> None:
         """Close a spare connection; its task sees the end as if the caller had closed it."""
+        self._give_back()
         if self._head is not None and self._unread != 0 and not self._answered:
             self._answered = True
             reply = error_reply(408, "the body did not come on, and others need the connection; send it at once")

@@ -22,7 +22,7 @@ import itertools
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -100,7 +100,7 @@ class Gateway:
         self._status = status
         self._clock = clock
         self._bounds = bounds or Bounds()
-        self._bodies = Room(self._bounds.body_bytes_in_flight)
+        self._bodies = Room(self._bounds.body_bytes_in_flight, self._dismiss_stalled)
         self._copies = Room(self._bounds.copied_bytes)
         self._connections: set[Connection] = set()
         self._leaving = 0
@@ -165,10 +165,17 @@ class Gateway:
 
     def _dismiss_idle(self) -> bool:
         """Close the connection that has been spare for longest; return whether there was one."""
+        return self._dismiss(self._connections)
+
+    def _dismiss_stalled(self) -> bool:
+        """As `_dismiss_idle`, of those whose bodies hold memory and do not come on."""
+        return self._dismiss(connection for connection in self._connections if connection.held_bytes)
+
+    def _dismiss(self, candidates: Iterable[Connection]) -> bool:
         now_s = asyncio.get_running_loop().time()
         waiting = [
             (connection.spare_from_s, number, connection)
-            for number, connection in enumerate(self._connections)
+            for number, connection in enumerate(candidates)
             if connection.spare_from_s is not None and connection.spare_from_s <= now_s
         ]
         if not waiting:

@@ -88,13 +88,16 @@ class Stream:
             self._look = None
 
     def _wait_to_read(self, into: memoryview | None, due_s: float) -> asyncio.Future[int]:
+        self._reading = self._loop.create_future()
+        if self.closed:
+            self._reading.set_result(0)
+            return self._reading
         self._into = into
         self._due_s = due_s
         if self._alarm is None or self._alarm.when() > due_s:
             self._arm(due_s)
         if not self._listens:
             self._listen()
-        self._reading = self._loop.create_future()
         return self._reading
 
     def _readable(self) -> None:
@@ -190,9 +193,8 @@ class Stream:
             self._arm(self._due_s)
 
     def _listen(self) -> None:
-        if not self.closed:
-            self._listens = True
-            self._loop.add_reader(self._fd, self._readable)
+        self._listens = True
+        self._loop.add_reader(self._fd, self._readable)
 
     def _pause(self) -> None:
         """Nobody reads now: let what comes wait in the kernel."""

@@ -252,6 +252,18 @@ async def test_bounds_all_bodies_in_flight_together() -> None:
         assert (await one.ask("POST", "/v2/models/double/infer", body))[0] == 200
 
 
+async def test_a_body_that_does_not_come_on_keeps_no_room_from_others() -> None:
+    bounds = Bounds(body_bytes_in_flight=1000, stall_s=0.05)
+    body = DOUBLE_BODY + b" " * 500
+    async with serving(ScriptedSubmit(), bounds=bounds) as (_, path), calling(path) as stalled, calling(path) as two:
+        stalled.writer.write(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n{")
+        await asyncio.sleep(0.01)
+        assert (await two.ask("POST", "/v2/models/double/infer", body))[0] == 429
+        await asyncio.sleep(0.06)
+        assert (await two.ask("POST", "/v2/models/double/infer", body))[0] == 200
+        assert (await stalled.receive())[0] == 408
+
+
 async def test_at_the_limit_the_longest_idle_connection_makes_way() -> None:
     bounds = Bounds(connections=3, spare_s=0.05)
     async with serving(ScriptedSubmit(delay_s=0.5), bounds=bounds) as (gateway, path):  # noqa: SIM117
