@@ -149,15 +149,15 @@ class Plan:
         self._free = _free_cores(machine, now_ns)
         self._gaps: list[_Gap] = []
         self._lanes: dict[ModelKey, list[_Free]] = {}
-        # As many runs as cores come one after the other by themselves.
         self._overbooked = len(machine.running) > machine.cores
+        """Else as many of a model as there are cores need no lanes to come one after the other."""
         if self._overbooked or machine.cores > 1:
             for run in machine.running:
                 insort(self._lanes.setdefault(run.key, []), _running(run, now_ns))
         self._loading: set[ModelKey] = set()
         self._pace = machine.pace
         self._worst = machine.pace.worst() if machine.pace.limited else None
-        self._single = machine.cores == 1 and not self._overbooked and self._worst is None
+        self._single = machine.cores == 1 and self._worst is None
 
     def pass_over(self, jobs: Sequence[Job]) -> None:
         """Take what `jobs` need, of which nobody wants to know when."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeinfer.scheduling.forecast import Job, Machine, forecast, meets, occupied
+from edgeinfer.scheduling.forecast import MARGIN, SIGMAS, Job, Machine, Plan, forecast, meets, occupied
 from edgeinfer.scheduling.pacing import UNPACED, Pace
 from tests.scheduling.jobs import MS, NOW_NS, job, running
 
@@ -63,7 +64,18 @@ def test_margins_add_up_as_independent_errors_do() -> None:
     ends = [[e.finish_ns / MS, e.finish_p99_ns / MS] for e in forecast(four, Machine(1), NOW_NS)]
     assert ends[0] == [10, 20]
     assert ends[3][0] == 40
-    assert ends[3][1] == pytest.approx(40 + (3 * 15**2 + 10**2) ** 0.5, abs=0.001), "68, not the 80 of four p99s"
+    ahead = 3 * (SIGMAS * 10 / 2.33) ** 2 + (MARGIN * 10) ** 2
+    assert ends[3][1] == pytest.approx(40 + (ahead + 10**2) ** 0.5, abs=0.001), "68, not the 80 of four p99s"
+
+
+def test_what_is_ahead_takes_its_mean_and_varies_by_its_deviation_and_by_one_long_run() -> None:
+    skewed = [
+        replace(job(number, 900 + number, 10, p99_ms=20), mean_ns=11 * MS, deviation_ns=2 * MS) for number in range(26)
+    ]
+    *_, last = forecast(skewed, Machine(1), NOW_NS)
+    assert (last.start_ns, last.finish_ns) == (25 * 11 * MS, (25 * 11 + 10) * MS)
+    margin_ms = (25 * (SIGMAS * 2) ** 2 + (MARGIN * 10) ** 2 + 10**2) ** 0.5
+    assert (last.finish_p99_ns - last.finish_ns) / MS == pytest.approx(margin_ms, abs=0.001)
 
 
 def test_pacing_delays_starts_and_stopping_makes_them_never() -> None:
@@ -189,6 +201,29 @@ def test_cores_and_lanes_are_never_overbooked(
         assert sum(width for width, _ in now) <= cores
         for key, lanes in lanes_of.items():
             assert sum(k == (key, "") for _, k in now) <= lanes
+
+
+@settings(deadline=None)
+@given(_jobs, st.integers(0, 14), st.lists(st.tuples(st.integers(1, 30), st.integers(0, 9)), max_size=3), st.integers())
+def test_the_short_ways_tell_the_same_as_the_long_one(
+    rows: list[tuple[int, int, int, str, int]], passed: int, ends: list[tuple[int, int]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    jobs = [
+        replace(
+            job(number, 90 + number, run, p99_ms=run + rng.randint(0, 9), key=key, lanes=lanes, wait_ms=rng.choice((0, 0, 7))),
+            mean_ns=rng.choice((0, run * MS + rng.randint(-MS // 2, MS))),
+            deviation_ns=rng.choice((0, rng.randint(1, MS))),
+        )
+        for number, (_, run, _, key, lanes) in enumerate(rows)
+    ]  # fmt: skip
+    machine = Machine(1, tuple(running(end, key="abc"[end % 3], spread_ms=spread) for end, spread in ends))
+    plain, short, shortest = (Plan(machine, NOW_NS) for _ in range(3))
+    plain._single = False
+    expected = [plain.place(j) for j in jobs]
+    assert [short.place(j) for j in jobs] == expected
+    shortest.pass_over(jobs[:passed])
+    assert [shortest.place(j) for j in jobs[passed:]] == expected[passed:]
 
 
 @settings(deadline=None)
