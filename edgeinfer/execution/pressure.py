@@ -44,17 +44,19 @@ THRESHOLDS: Final[dict[str, tuple[float, float, float]]] = {
     # sensor          SOME    HIGH     SEVERE
     "refault_bytes_s": (1 << 20, 8 << 20, 32 << 20),  # an SD card reads 20 to 90 MB/s
     "major_faults_s":  (20, 200, 1000),               # each waits for one read: 0.1 ms on NVMe, 1 to 10 on a card
+    "group_faults_s":  (20, 200, 1000),
     "some_percent":    (10, 30, 60),
     "full_percent":    (2, 10, 25),
 }  # fmt: skip
 """From which value on a sensor means which level."""
 _MACHINE_WIDE: Final = frozenset({"some_percent", "full_percent"})
-"""Of the whole machine these mean `SOME` at most: who waits may be a program with a limit of its own, whom nothing that
-we give up would help. What everybody lacks shows in MemAvailable, and what we suffer in our own faults."""
+"""Of the whole machine these mean `SOME` at most, as do the faults of a whole group: who waits may be another program,
+whom nothing that we give up would help. What all lack shows in MemAvailable, what we suffer in our own faults."""
 _CUT_PER_S: Final = {Pressure.NONE: 0.0, Pressure.SOME: 0.0, Pressure.HIGH: 0.02, Pressure.SEVERE: 0.05}
 _WORDS: Final = {
     "refault_bytes_s": ("refaults of {:.1f} MB/s", 1e-6),
     "major_faults_s": ("{:.0f} major faults a second", 1.0),
+    "group_faults_s": ("{:.0f} major faults a second in our control group", 1.0),
     "some_percent": ("work waits for memory {:.0f} % of the time", 1.0),
     "full_percent": ("all work waits for memory {:.0f} % of the time", 1.0),
 }
@@ -157,4 +159,5 @@ def _value(sample: PressureSample, name: str) -> float:
 def _says(sample: PressureSample, name: str, scale: float) -> Pressure:
     value = _value(sample, name) * scale
     level = Pressure(sum(value >= threshold for threshold in THRESHOLDS[name]))
-    return min(level, Pressure.SOME) if sample.machine_wide and name in _MACHINE_WIDE else level
+    is_of_others = name == "group_faults_s" or (sample.machine_wide and name in _MACHINE_WIDE)
+    return min(level, Pressure.SOME) if is_of_others else level

@@ -74,6 +74,8 @@ class PressureSample:
     full_percent: float | None = None
     machine_wide: bool = False
     """Whether the two before are of the whole machine."""
+    group_faults_s: float | None = None
+    """As `major_faults_s`, of everything in our control group, where that doesn't count refaults."""
 
 
 def read_counters(proc_root: Path, group: Group | None, pids: Iterable[int]) -> FaultCounters:
@@ -123,11 +125,11 @@ class PressureMeter:
         if counters.major_faults is not None:
             before = last.major_faults or {}
             ours = sum(max(0, faults[pid] - before.get(pid, faults[pid])) for pid in grown_up) / seconds
-        if len(grown_up) == len(faults):  # nobody loads, so the group's faults are no first reads of ours either
+        group = None
+        if len(grown_up) == len(faults):  # nobody loads, so the group's faults are no first reads of ours
             group = _rate(last.group_major_faults, counters.group_major_faults, seconds)
-            ours = group if ours is None else max(ours, group or 0.0)
         reread = None if refaults is None else refaults * _PAGE_BYTES
-        return PressureSample(reread, ours, some, full, counters.machine_wide)
+        return PressureSample(reread, ours, some, full, counters.machine_wide, group)
 
 
 def _rate(before: int | None, now: int | None, seconds: float) -> float | None:

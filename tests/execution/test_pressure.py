@@ -26,6 +26,8 @@ def only(sensor: str, value: float) -> PressureSample:
 
 def test_every_row_of_the_table_means_its_level_from_the_threshold_on() -> None:
     for sensor, thresholds in THRESHOLDS.items():
+        if sensor == "group_faults_s":  # of others, see below
+            continue
         assert list(thresholds) == sorted(thresholds)
         for level, threshold in enumerate(thresholds, start=1):
             assert judge(only(sensor, threshold)) is Pressure(level)
@@ -38,6 +40,7 @@ def test_what_the_whole_machine_waits_for_holds_us_back_and_evicts_nobody() -> N
     everybody = PressureSample(some_percent=100, full_percent=100, machine_wide=True)
     assert judge(everybody) is Pressure.SOME
     assert run((600, everybody)).cap_bytes == 400 * MIB
+    assert judge(PressureSample(group_faults_s=5000)) is Pressure.SOME
     assert judge(replace(everybody, major_faults_s=5000)) is Pressure.SEVERE, "and we suffer from it"
 
 

@@ -154,6 +154,8 @@ def test_a_process_that_is_still_loading_says_nothing_about_pressure() -> None:
 
     start, before, loading = (0, read(0, None)), (20, read(0, None)), (21, read(0, 10))
     assert sampled(start, before, loading, (22, read(6, 5000))).major_faults_s == 6
+    assert sampled(start, before, loading, (22, read(6, 5000))).group_faults_s is None
+    assert sampled(start, before, (21, read(6, None))).group_faults_s == 6
     assert sampled(start, before, loading, (40, read(6, 5000)), (41, read(6, 5300))).major_faults_s == 300
 
 
