@@ -127,7 +127,8 @@ def quantize(model_path: Path, scheme: Scheme, target: Target, calibration: Cali
     if proof.disagreement > LARGE_DISAGREEMENT:
         notes.append(
             f"its outputs change by {proof.disagreement:.0%} of their largest value when the runtime optimises the "
-            "graph: this machine's 8-bit kernels compute something else than the graph says"
+            "graph: rounding is amplified that much, or this machine's 8-bit kernels compute something else than the "
+            "graph says; believe nothing but the gates"
         )
     exact = not scheme.quantized or scheme.unsigned_weights or scheme.method == "weights"
     return Quantized(

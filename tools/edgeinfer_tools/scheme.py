@@ -26,8 +26,9 @@ CLIPPING = ("Relu", "Clip")
 the 8 bits are spent on values that the next operator throws away."""
 STATIC_OPERATORS = ("Conv", "ConvTranspose", "MatMul", "Gemm", *CLIPPING)
 """Where the time goes, and what belongs to it; pre- and post-processing stays as it is."""
-DYNAMIC_OPERATORS = ("MatMul", "Gemm")
-"""Not Conv: ConvInteger is slow, and older runtimes cannot load it."""
+DYNAMIC_OPERATORS = ("MatMul", "Gemm", "Gather")
+"""Gather: tables of embeddings are half of a small language model. Not Conv: ConvInteger is slow, and older runtimes
+cannot load it."""
 WEIGHT_OPERATORS = ("MatMul", "Gemm")
 _OPERATORS = {"static": STATIC_OPERATORS, "dynamic": DYNAMIC_OPERATORS, "weights": WEIGHT_OPERATORS}
 
@@ -185,7 +186,7 @@ def default_scheme(method: Method, target: Target) -> Scheme:
                 symmetric=kernels.activations == "s8",
             )
         case "dynamic":
-            return Scheme(method="dynamic", reduced_range=target.weights.reduced)
+            return Scheme(method="dynamic", per_channel=True, reduced_range=target.weights.reduced)
         case "weights":
             return Scheme(method="weights", int8_compute=target.kernels.quick)
         case _:
@@ -222,8 +223,8 @@ def candidates(target: Target) -> list[Scheme]:
         replace(static, calibrator="percentile"),
         replace(static, calibrator="entropy"),
         replace(static, per_channel=False),
-        replace(dynamic, per_channel=True),
         dynamic,
+        replace(dynamic, per_channel=False),
         *(Scheme(method="weights", weight_bits=bits, int8_compute=target.kernels.quick) for bits in (8, 4)),
         Scheme(method="weights", weight_bits=4, algorithm="hqq", int8_compute=target.kernels.quick),
         Scheme(method="weights", weight_bits=4, algorithm="gptq", int8_compute=target.kernels.quick),
