@@ -11,7 +11,7 @@ in time, so a frame displaces others of its importance only for more work than i
 
 from __future__ import annotations
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -111,7 +111,7 @@ def admit(job: Job, load: Load, *, replaces: Collection[int] = (), now_ns: int) 
             victim = _victim(_droppable_for(job, within), need_ns, None if conflict is None else conflict.late)
         if victim is None or not _pays(job, [*victims, victim]):
             return _refuse(job, waiting, conflict, load=load, now_ns=now_ns)
-        waiting.remove(victim)
+        del waiting[bisect_left(waiting, victim.rank, key=_rank)]
         victims.append(victim)
 
 
@@ -129,7 +129,7 @@ def shed(load: Load, now_ns: int) -> Shed:
             endangered.append(late.id)
             continue
         (hopeless if victim is late else displaced).append(victim.id)
-        plan.remove(victim)
+        del plan[bisect_left(plan, victim.rank, key=_rank)]
     return Shed(tuple(hopeless), tuple(displaced), tuple(endangered))
 
 

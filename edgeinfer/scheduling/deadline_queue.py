@@ -6,7 +6,7 @@ a request from here owes its caller an outcome.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -40,6 +40,8 @@ class DeadlineQueue(Generic[T]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._entries: list[Entry[T]] = []
+        self._jobs: list[Job] = []
+        """Theirs, in the same order."""
         self._by_id: dict[int, Entry[T]] = {}
 
     def __len__(self) -> int:
@@ -56,7 +58,7 @@ class DeadlineQueue(Generic[T]):
 
     def jobs(self) -> list[Job]:
         """Return what waits, in order."""
-        return [entry.job for entry in self._entries]
+        return self._jobs.copy()
 
     def rank(self, request: InferRequest, *, spare: bool = False) -> Rank:
         """Return where `request` would stand.
@@ -84,14 +86,17 @@ class DeadlineQueue(Generic[T]):
         if self.full or job.id in self._by_id:
             raise InternalError(f"request {job.id} cannot be queued: {len(self)} of {self.limit} places are taken")
         entry = Entry(job, stream, item)
-        insort(self._entries, entry, key=_rank)
+        place = bisect_left(self._entries, job.rank, key=_rank)
+        self._entries.insert(place, entry)
+        self._jobs.insert(place, job)
         self._by_id[job.id] = entry
 
     def remove(self, request_id: int) -> Entry[T] | None:
         """Take a request out, wherever it stands; None when it doesn't wait here."""
         entry = self._by_id.pop(request_id, None)
         if entry is not None:
-            del self._entries[bisect_left(self._entries, entry.job.rank, key=_rank)]
+            place = bisect_left(self._entries, entry.job.rank, key=_rank)
+            del self._entries[place], self._jobs[place]
         return entry
 
     def rate(self, job: Job) -> None:
@@ -99,7 +104,8 @@ class DeadlineQueue(Generic[T]):
         entry = self._by_id.get(job.id)
         if entry is not None:
             self._by_id[job.id] = rated = replace(entry, job=job)
-            self._entries[bisect_left(self._entries, job.rank, key=_rank)] = rated
+            place = bisect_left(self._entries, job.rank, key=_rank)
+            self._entries[place], self._jobs[place] = rated, job
 
     def pop_expired(self, now_ns: int) -> list[Entry[T]]:
         """Take out everything whose latest start has come, in order: waiting is over at that very moment."""
