@@ -164,6 +164,7 @@ class Device:
             clock=self.clock,
             bounds=bounds_within(self._ceiling_bytes),
             decline=self.scheduler.decline,
+            active=self._model_info,
         )
         self.journal = Journal(self.config.paths.state_dir / "commands.json", self.host.storage)
         self.plane: CommandPlane | None = None
@@ -282,6 +283,11 @@ class Device:
             if installed is not None:
                 infos.append(ModelInfo(installed.manifest, installed.digest, status.state == "loaded", status.detail))
         return infos
+
+    def _model_info(self, name: str) -> ModelInfo | None:
+        """Return what a request for the model needs to know of it: not how it stands."""
+        installed = self.cache.installed(name)
+        return None if installed is None else ModelInfo(installed.manifest, installed.digest, ready=True)
 
     def _sink(self, loop: str, section: SinkSection) -> Sink:
         from edgeinfer.pipeline.sink import JsonLines, MqttResults  # noqa: PLC0415

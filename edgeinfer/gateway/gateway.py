@@ -84,18 +84,21 @@ class Gateway:
         clock: Clock,
         bounds: Bounds | None = None,
         decline: Callable[[InferRequest], Ticket | None] | None = None,
+        active: Callable[[str], ModelInfo | None] = lambda _: None,
     ) -> None:
         """Make a gateway; `run` opens it.
 
         `models` and `status` are asked at each request that needs them, so they must be cheap. `status` may say
         `ready: false`; without that key the service counts as ready. `decline` is shown large requests whose tensors
-        have not come yet (its payload is empty), and takes over those that it would refuse anyway.
+        have not come yet (its payload is empty), and takes over those that it would refuse anyway. `active` finds a
+        model's active version without looking at all of them.
         """
         self.listening = asyncio.Event()
         """Set once callers can connect."""
         self._path = socket_path
         self._submit = submit
         self._decline = decline
+        self._active = active
         self._models = models
         self._status = status
         self._clock = clock
@@ -294,13 +297,15 @@ class Gateway:
 
     async def _infer(self, connection: Connection, head: Head, name: str, version: str | None) -> None:
         received_ns = self._clock.now_ns()
-        models = self._models()
-        model = find_model(models, name, version)
         if head.method != "POST":
             raise BadRequest(405, f"{head.method} is not for inference; POST it")
-        if model is None:
-            await self._refuse(connection, _unknown(name, version, models))
-            return
+        model = self._active(name)
+        if model is None or version not in {None, model.manifest.version}:
+            models = self._models()
+            model = find_model(models, name, version)
+            if model is None:
+                await self._refuse(connection, _unknown(name, version, models))
+                return
         try:
             taken = await self._take_request(connection, head, model, version, received_ns)
         except ProtocolError as error:
