@@ -50,5 +50,5 @@ def test_one_that_is_too_low_for_the_configuration_is_told_with_the_remedy(
     limit((40, 40))
     with caplog.at_level(logging.WARNING):
         assert descriptors.raise_limit(workers=1, loops=0) == 40
-    assert "limit=40 needed=124 workers=1 loops=0" in caplog.text
+    assert "limit=40 needed=476 workers=1 loops=0" in caplog.text
     assert "LimitNOFILE" in caplog.text
