@@ -80,6 +80,8 @@ assert "libcrypto" not in open("/proc/self/maps").read()
 openssl.let_in()
 import ssl
 assert ssl.create_default_context() is not None
+import paho.mqtt.client
+assert paho.mqtt.client.ssl is ssl, "an encrypted link has all that it needs"
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30)
     assert done.stdout.split() == [hashlib.sha256(LARGE).hexdigest(), str(len(LARGE))]
