@@ -199,9 +199,9 @@ class Succession:
         """Load a variant in the form that is best here; as it came when that form is refused."""
         up_to = section.priority - 1 if spare_equals else section.priority
         key = self.key(installed, variant)
-        if key.runtime:  # without one nothing is loaded, and no model is to blame
-            self._book.begin(key, installed)
         form = await self._loader.form(installed, variant)
+        if key.runtime:  # without one nothing is loaded, and no model is to blame
+            self._book.begin(key, installed)  # after what is read: it is written while the worker loads
         if form is not None:
             try:
                 return await self._load_form(wanted, section, installed, variant, form, up_to_priority=up_to)
