@@ -162,8 +162,8 @@ def rescue(scheme: Scheme, ranking: Sequence[Sensitivity], holds: Callable[[Sche
     """Return the scheme with the fewest groups in float, worst first, for which `holds`; None when none does.
 
     `holds` makes and judges a candidate: it is asked about log2 of the groups' number twice, not once for each. Never
-    everything is kept float: that is the float model. Quality does not strictly rise with the number of float groups (kernels
-    are fused otherwise): what is returned was judged good, a smaller choice may have been missed.
+    everything is kept float: that is the float model. Quality does not strictly rise with the number of float groups
+    (kernels are fused otherwise): what is returned was judged good, a smaller choice may have been missed.
     """
 
     def floats(count: int) -> Scheme:
