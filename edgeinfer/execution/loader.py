@@ -177,17 +177,24 @@ class Loader:
         worker_bytes = self._peak_bytes(section, installed, variant, form)
 
         async def start_worker() -> Worker:
+            cpus = self.cpus
             spec = load_spec(
                 installed.manifest,
                 installed.path,
                 variant.name,
                 threads=section.threads,
                 reservation_bytes=worker_bytes,
-                cpus=self.cpus,
+                cpus=cpus,
                 files=form_files(form),
             )
             deadline_ns = self._clock.now_ns() + _LOAD_TIMEOUT_NS
-            return await Worker.start(self._nursery, spec, deadline_ns=deadline_ns, limits=limits)
+            worker = await Worker.start(self._nursery, spec, deadline_ns=deadline_ns, limits=limits)
+            if self.cpus != cpus:  # they have changed meanwhile, and nobody knew of this worker yet
+                try:
+                    worker.set_affinity(self.cpus)
+                except SessionError as error:
+                    _log.warning("affinity model=%s error=%r", section.name, str(error))
+            return worker
 
         resident = ResidentModel(
             section=section,

@@ -319,6 +319,21 @@ async def test_every_thread_of_every_worker_stays_inside_the_mask_after_load_aft
     assert "affinity" not in caplog.text
 
 
+async def test_a_mask_that_changes_during_a_load_holds_for_what_is_loaded(place_of: OpenPlace) -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    first, last = frozenset(usable[:1]), frozenset(usable[-1:])
+    async with place_of() as place:
+        place.install("heavy", graphs.linear(1024, layers=8), peak_bytes=128 * MIB)
+        place.cache.set_cpus(first)
+        loading = asyncio.create_task(place.load("heavy", threads=2))
+        await place.until(place.workers)
+        assert not loading.done()
+        place.cache.set_cpus(last)
+        [worker] = (await loading).workers
+        tasks = [task.name for task in Path(f"/proc/{worker.pid}/task").iterdir()]
+        assert {frozenset(os.sched_getaffinity(int(task))) for task in tasks} == {last}
+
+
 async def test_a_new_version_takes_over_and_a_bad_one_does_not(place_of: OpenPlace) -> None:
     async with place_of() as place:
         place.install("echo")
