@@ -181,7 +181,7 @@ def test_a3_dynamic_does_not_touch_convolutions_unless_asked(tmp_path: Path) -> 
 
 
 OLD_RUNTIME = '''#!{python}
-"""A Python whose onnxruntime has no ConvInteger, as version 1.17 has none for signed weights."""
+"""A stand-in for a Python whose older onnxruntime has no kernel for ConvInteger."""
 import sys, types, runpy
 sys.path[:] = [path for path in {path!r}] + sys.path
 fake = types.ModuleType("onnxruntime")

@@ -62,7 +62,7 @@ def test_the_runtime_reads_the_codes_as_they_are_meant(
     assert error(tmp_path, scheme, rows=rows) < bound
 
 
-def test_gptq_beats_rounding_by_half_and_hqq_is_no_worse_on_weights(tmp_path: Path) -> None:
+def test_gptq_halves_the_error_of_rounding(tmp_path: Path) -> None:
     plain = error(tmp_path, RTN4)
     assert error(tmp_path, replace(RTN4, algorithm="gptq")) < 0.5 * plain
 
