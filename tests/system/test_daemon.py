@@ -250,7 +250,9 @@ def test_a_stop_while_the_runtime_is_being_imported(folder: Path, store: Path, t
     with device(folder, store, environ={"PYTHONPATH": f"{package.parent}:{ROOT}"}) as daemon:
         daemon.start()
         wait_until(daemon.children, "the zygote imports")
-        wait_until(lambda: _catches(daemon.process.pid, signal.SIGTERM), "the service runs: before that, a signal just ends it")
+        wait_until(
+            lambda: _catches(daemon.process.pid, signal.SIGTERM), "the service runs: before that, a signal just ends it"
+        )
         children = daemon.children()
         time.sleep(0.3)
         status, took_s = daemon.stop()
