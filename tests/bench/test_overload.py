@@ -16,7 +16,7 @@ from edgeinfer.request import (
     conclude,
 )  # fmt: skip
 from edgeinfer_bench.overload import WINDOW_S, schedule
-from edgeinfer_bench.player import Sent, Tally, count
+from edgeinfer_bench.player import Sent, Tally, count, count_all
 from edgeinfer_bench.trace import LONG_US, SHORT_US, generate
 
 SERVICE_NS = {SHORT_US: 1_200_000, LONG_US: 9_000_000}
@@ -69,3 +69,14 @@ def test_what_was_refused_was_never_promised() -> None:
     tally = tally_of(Refusal(Reason.DEADLINE_UNREACHABLE), ended_ms=0, admitted=False)
     assert (tally.promised, tally.broken) == (0, 0)
     assert tally.reasons == {"rejected deadline_unreachable": 1}
+
+
+def test_a_run_that_was_sent_behind_another_one_took_the_core_only_after_that_one() -> None:
+    ended, sent, tally = [], {}, Tally()
+    for dispatched_ms, ended_ms in ((0, 9), (1, 17)):
+        timeline = Timeline(0, admitted_ns=0, dispatched_ns=dispatched_ms * 1_000_000)
+        request = InferRequest("m", Payload(b""), Deadlines(20_000_000), timeline)
+        ended.append(conclude(request, ANSWER, now_ns=ended_ms * 1_000_000))
+        sent[request.id] = Sent(0, 20_000_000, 8_000_000, LONG_US, True)
+    count_all(ended, sent, tally)
+    assert tally.ran_ns == 17_000_000

@@ -20,7 +20,7 @@ from edgeinfer.request import Deadlines, InferRequest, Outcome, Payload, Timelin
 from edgeinfer.scheduling.scheduler import Scheduler
 from edgeinfer_bench.bound import Job, most_on_time
 from edgeinfer_bench.overload import ARRIVALS, LOADS, SIZES, schedule
-from edgeinfer_bench.player import CHAINS, Sent, Tally, count
+from edgeinfer_bench.player import CHAINS, Sent, Tally, count_all
 from edgeinfer_bench.trace import LONG_US, SHORT_US, Sizes, read_trace
 from tests.execution.fake import FakeExecutor, Script
 from tests.virtual_time import run_virtual
@@ -147,8 +147,7 @@ async def _play(jobs: Sequence[Sent], noise: Noise, dice: random.Random, played:
         bound_ns=most_on_time(Job(job.at_ns, job.due_ns, job.service_ns) for job in jobs),
         wall_ns=clock.now_ns() - begun_ns,
     )
-    for outcome in ended:
-        count(outcome, sent[outcome.request.id], tally)
+    count_all(ended, sent, tally)
     assert len(ended) == len(jobs)
     played.tally.add(tally)
     played.arrivals += len(jobs)

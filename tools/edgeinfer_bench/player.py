@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from edgeinfer import oip
@@ -122,8 +122,7 @@ class Player:
         tally.loop_cpu_ns += time.process_time_ns() - cpu_ns
         await asyncio.sleep(SETTLE_S)
         tally.wall_ns += max(outcome.ended_ns for outcome in self._ended) - begun_ns
-        for outcome in self._ended:
-            count(outcome, sent[outcome.request.id], tally)
+        count_all(self._ended, sent, tally)
         if len(self._ended) != len(jobs):
             raise RuntimeError(f"{len(self._ended)} of {len(jobs)} requests have an outcome")
 
@@ -161,7 +160,19 @@ class Player:
         return InferRequest(chain.name, payload, Deadlines(deadline_ns), Timeline(now_ns), firm=firm)
 
 
-def count(outcome: Outcome, job: Sent, tally: Tally) -> None:
+def count_all(ended: Sequence[Outcome], sent: Mapping[int, Sent], tally: Tally) -> None:
+    """Count what became of all jobs, in the order of their ends.
+
+    Of a run that was sent behind another one, only what it took beyond that one's end.
+    """
+    core_free_ns = 0
+    for outcome in ended:
+        count(outcome, sent[outcome.request.id], tally, core_free_ns=core_free_ns)
+        if outcome.request.timeline.dispatched_ns is not None:
+            core_free_ns = outcome.ended_ns
+
+
+def count(outcome: Outcome, job: Sent, tally: Tally, *, core_free_ns: int = 0) -> None:
     """Count what became of one job; pure but for the tally."""
     timeline = outcome.request.timeline
     in_time = outcome.kind is OutcomeKind.OK
@@ -173,7 +184,7 @@ def count(outcome: Outcome, job: Sent, tally: Tally) -> None:
     else:
         tally.reasons[how] += 1
     if timeline.dispatched_ns is not None:
-        ran_ns = outcome.ended_ns - timeline.dispatched_ns
+        ran_ns = outcome.ended_ns - max(timeline.dispatched_ns, core_free_ns)
         tally.ran_ns += ran_ns
         tally.wasted_ns += 0 if in_time else ran_ns
     if timeline.started_ns is not None and timeline.finished_ns is not None:
