@@ -39,7 +39,7 @@ from edgeinfer.gateway.catalog import ModelInfo, describe_models, find_model, in
 from edgeinfer.gateway.connection import Connection
 from edgeinfer.gateway.door import Door, listen
 from edgeinfer.gateway.head import BadRequest, Head
-from edgeinfer.gateway.intake import Draft, Form, Intake, draft, header_length
+from edgeinfer.gateway.intake import Draft, Form, Intake, Recall, header_length
 from edgeinfer.gateway.reply import Reply, busy_reply, error_reply, json_reply, outcome_reply, refusal_reply
 from edgeinfer.gateway.shared import answer_shared_memory, read_shared
 from edgeinfer.gateway.stream import Stream
@@ -216,9 +216,10 @@ class Gateway:
             ConnectionError: the caller is gone, or does not read.
         """
         try:
+            recall = Recall()
             while (head := await connection.next_head()) is not None:
                 try:
-                    await self._reply_to(connection, head)
+                    await self._reply_to(connection, head, recall)
                 except BadRequest as error:
                     if error.status not in _NEXT_MAY_BE_BETTER:
                         raise
@@ -245,13 +246,13 @@ class Gateway:
             self._logged.add(where)
             _log.error("a request failed by a fault of ours, told once", exc_info=error)
 
-    async def _reply_to(self, connection: Connection, head: Head) -> None:
+    async def _reply_to(self, connection: Connection, head: Head, recall: Recall) -> None:
         path = [unquote(part) for part in head.target.partition("?")[0].split("/") if part]
         match path:
             case ["v2", "models", name, "infer"]:
-                await self._infer(connection, head, name, None)
+                await self._infer(connection, head, recall, name, None)
             case ["v2", "models", name, "versions", version, "infer"]:
-                await self._infer(connection, head, name, version)
+                await self._infer(connection, head, recall, name, version)
             case ["v2", "systemsharedmemory", *rest]:
                 await connection.respond(await answer_shared_memory(connection, head, rest))
             case _:
@@ -295,8 +296,7 @@ class Gateway:
             return error_reply(404, f"there is no {target[:200]}")
         return json_reply(metadata(model, models))
 
-    async def _infer(self, connection: Connection, head: Head, name: str, version: str | None) -> None:
-        received_ns = self._clock.now_ns()
+    async def _infer(self, connection: Connection, head: Head, recall: Recall, name: str, version: str | None) -> None:
         if head.method != "POST":
             raise BadRequest(405, f"{head.method} is not for inference; POST it")
         model = self._active(name)
@@ -307,7 +307,7 @@ class Gateway:
                 await self._refuse(connection, _unknown(name, version, models))
                 return
         try:
-            taken = await self._take_request(connection, head, model, version, received_ns)
+            taken = await self._take_request(connection, head, recall, model, version)
         except ProtocolError as error:
             taken = Refusal(Reason.INPUT_INVALID, str(error))
         if isinstance(taken, Refusal):
@@ -318,24 +318,26 @@ class Gateway:
             await self._answer(connection, taken, Form())
 
     async def _take_request(
-        self, connection: Connection, head: Head, model: ModelInfo, version: str | None, received_ns: int
+        self, connection: Connection, head: Head, recall: Recall, model: ModelInfo, version: str | None
     ) -> Intake | Refusal | Ticket:
         """Read a request, no more of it than is needed to refuse it: then its ticket, or why it got none, comes back.
 
         Raises:
             ProtocolError: it is not a valid inference request.
         """
+        received_ns = self._clock.now_ns()
         most_bytes = _max_body_bytes(model.manifest)
         connection.check_length(most_bytes)
         json_bytes = header_length(head.headers)
+        header: bytes | memoryview
         body: bytes | bytearray | memoryview
         if head.body_bytes is None:
             header, body = oip.split(await connection.read_body(most_bytes), json_bytes)
         else:
             json_bytes = head.body_bytes if json_bytes is None else json_bytes
             oip.check_header_bytes(json_bytes, head.body_bytes)
-            header, body = memoryview(await connection.read(json_bytes)), b""
-        drafted = draft(model, version, head.headers, header, now_ns=received_ns)
+            header, body = bytes(await connection.read(json_bytes)), b""
+        drafted = recall.draft(model, version, head.headers, bytes(header), now_ns=received_ns)
         if isinstance(drafted, Refusal):
             return drafted
         left_bytes = 0 if head.body_bytes is None else head.body_bytes - len(header)

@@ -13,7 +13,7 @@ from msgspec import structs
 from edgeinfer import oip
 from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.gateway.catalog import ModelInfo
-from edgeinfer.gateway.intake import Intake, take_request
+from edgeinfer.gateway.intake import Intake, Recall, take_request
 from edgeinfer.request import DataScope, Reason, Refusal
 from tests.gateway.serving import DIGEST, DOUBLE, INTENT, LISTEN
 
@@ -208,3 +208,56 @@ def test_any_json_is_taken_or_refused_and_none_crashes(body: Any, model: Manifes
         assert len(header.inputs) == len(taken.request.payload.tensors)
     else:
         assert taken.detail
+
+
+def _said(shape: list[int], **tensor: Any) -> bytes:
+    described = {"name": "x", "datatype": "FP32", "shape": shape, **tensor}
+    return msgspec.json.encode({"inputs": [described], "parameters": {"deadline_ms": 50}})
+
+
+def _again(recall: Recall, headers: dict[str, str], header: bytes, body: bytes, now_ns: int) -> Intake | Refusal:
+    drafted = recall.draft(ModelInfo(DOUBLE, DIGEST, ready=True), None, headers, header, now_ns=now_ns)
+    return drafted if isinstance(drafted, Refusal) else drafted.complete(body, {})
+
+
+def test_the_same_said_again_is_a_new_request_with_its_own_time_and_numbers() -> None:
+    recall, headers = Recall(), dict[str, str]()
+    header = _said([1, 2], parameters={"binary_data_size": 8})
+    for number in range(3):
+        taken = _again(recall, headers, header, bytes([number]) * 8, NOW + number)
+        assert isinstance(taken, Intake)
+        assert taken.request.deadlines.total_ns == NOW + number + 50_000_000
+        assert taken.request.timeline.received_ns == NOW + number
+        assert bytes(taken.request.payload.tensors[0]) == bytes([number]) * 8
+        assert oip.request_header(taken.request.payload).inputs[0].shape == [1, 2]
+    first, second = (_again(recall, headers, header, bytes(8), NOW) for _ in range(2))
+    assert isinstance(first, Intake)
+    assert isinstance(second, Intake)
+    assert first.request.id != second.request.id
+    assert first.request.timeline is not second.request.timeline
+    for body in (b"", bytes(7), bytes(9)):
+        assert isinstance(_again(recall, headers, header, body, NOW), Refusal), "the tensors are checked each time"
+    assert isinstance(
+        _again(recall, headers, _said([2, 2], parameters={"binary_data_size": 8}), bytes(8), NOW), Refusal
+    )
+    assert isinstance(_again(recall, headers, header, bytes(8), NOW), Intake)
+
+
+def test_a_head_or_a_model_that_changed_is_read_anew() -> None:
+    recall = Recall()
+    header = _said([1, 2], parameters={"binary_data_size": 8})
+    assert isinstance(_again(recall, {}, header, bytes(8), NOW), Intake)
+    taken = _again(recall, {"edgeinfer-deadline-ms": "70"}, header, bytes(8), NOW)
+    assert isinstance(taken, Intake)
+    assert taken.request.deadlines.total_ns == NOW + 70_000_000
+    other = recall.draft(ModelInfo(LISTEN, DIGEST, ready=True), None, {}, header, now_ns=NOW)
+    assert isinstance(other, Refusal) or isinstance(other.complete(bytes(8), {}), Refusal)
+
+
+def test_what_only_the_data_tells_is_read_each_time() -> None:
+    recall, headers = Recall(), dict[str, str]()
+    in_json = _said([1, 2], data=[1, 2])
+    for _ in range(3):
+        taken = _again(recall, headers, in_json, b"", NOW)
+        assert isinstance(taken, Intake)
+        assert oip.elements(oip.Tensor("x", "FP32", [1, 2]), taken.request.payload.tensors[0]) == [1, 2]
