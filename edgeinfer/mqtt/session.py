@@ -38,6 +38,20 @@ to answer, and the caller's promise is two."""
 _DEFAULT_RECEIVE_MAXIMUM = 65_535
 
 
+class _WithoutTls:
+    """What paho needs of `ssl` where OpenSSL is kept out: its `except` clauses around plain sockets name these."""
+
+    class SSLWantReadError(OSError):
+        """Never raised."""
+
+    class SSLWantWriteError(OSError):
+        """Never raised."""
+
+
+if vars(paho)["ssl"] is None:
+    vars(paho)["ssl"] = _WithoutTls
+
+
 class _Client(paho.Client):
     """A paho client that is given its socket, already connected."""
 
