@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer.artifact.manifest import Manifest, TensorSpec
+from edgeinfer.request import Reason, Refusal
 
 PLATFORM = "onnxruntime_onnx"
 """The protocol's word for an ONNX model run by ONNX Runtime."""
@@ -35,6 +36,12 @@ def find_model(models: Sequence[ModelInfo], name: str, version: str | None) -> M
 def describe_models(models: Sequence[ModelInfo]) -> str:
     """Return the names and versions there are, for error texts."""
     return ", ".join(f"{model.manifest.name} {model.manifest.version}" for model in models) or "none"
+
+
+def unknown_model(name: str, version: str | None, models: Sequence[ModelInfo]) -> Refusal:
+    """Return the refusal of a request for a model that there is not."""
+    what = f"model {name[:64]!r}" + (f" version {version[:64]!r}" if version else "")
+    return Refusal(Reason.MODEL_UNAVAILABLE, f"there is no {what}; there are: {describe_models(models)}")
 
 
 def index(models: Sequence[ModelInfo]) -> list[dict[str, Any]]:

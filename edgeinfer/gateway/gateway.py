@@ -29,18 +29,19 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from edgeinfer import __version__, oip
+from edgeinfer import oip
 from edgeinfer.artifact.contract import max_medium_bytes
 from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.errors import ProtocolError
 from edgeinfer.gateway.bounds import SCRATCH_BYTES, Bounds, Room
-from edgeinfer.gateway.catalog import ModelInfo, describe_models, find_model, index, metadata
+from edgeinfer.gateway.catalog import ModelInfo, find_model, index, unknown_model
 from edgeinfer.gateway.connection import Connection
+from edgeinfer.gateway.documents import document_reply
 from edgeinfer.gateway.door import Door, listen
 from edgeinfer.gateway.head import BadRequest, Head
 from edgeinfer.gateway.intake import Draft, Form, Intake, Recall, header_length
-from edgeinfer.gateway.reply import Reply, busy_reply, error_reply, json_reply, outcome_reply, refusal_reply
+from edgeinfer.gateway.reply import busy_reply, error_reply, json_reply, outcome_reply, refusal_reply
 from edgeinfer.gateway.shared import answer_shared_memory, read_shared
 from edgeinfer.gateway.stream import Stream
 from edgeinfer.request import InferRequest, Reason, Refusal, Submit, Ticket
@@ -262,39 +263,7 @@ class Gateway:
                 elif head.method not in {"GET", "HEAD"}:
                     await connection.respond(error_reply(405, f"{head.method} is not for {head.target[:200]}"))
                 else:
-                    await connection.respond(self._document(path, head.target))
-
-    def _document(self, path: list[str], target: str) -> Reply:
-        match path:
-            case ["v2"]:
-                extensions = ["binary_tensor_data", "sequence", "system_shared_memory"]
-                return json_reply({"name": "edgeinfer", "version": __version__, "extensions": extensions})
-            case ["v2", "health", "live"]:
-                return json_reply({"live": True})
-            case ["v2", "health", "ready"]:
-                ready = self._status().get("ready", True) is not False
-                return json_reply({"ready": ready}, 200 if ready else 503)
-            case ["v2", "models"]:
-                return json_reply(index(self._models()))
-            case ["v2", "models", name, *rest]:
-                return self._model_document(name, rest, target)
-            case ["status"]:
-                return json_reply(self._status())
-        return error_reply(404, f"there is no {target[:200]}; GET /v2 tells what this is")
-
-    def _model_document(self, name: str, rest: list[str], target: str) -> Reply:
-        version = None
-        if len(rest) >= 2 and rest[0] == "versions":
-            version, rest = rest[1], rest[2:]
-        models = self._models()
-        model = find_model(models, name, version)
-        if model is None:
-            return refusal_reply(_unknown(name, version, models))
-        if rest == ["ready"]:
-            return json_reply({"name": name, "ready": model.ready}, 200 if model.ready else 503)
-        if rest:
-            return error_reply(404, f"there is no {target[:200]}")
-        return json_reply(metadata(model, models))
+                    await connection.respond(document_reply(path, head.target, self._models, self._status))
 
     async def _infer(self, connection: Connection, head: Head, recall: Recall, name: str, version: str | None) -> None:
         if head.method != "POST":
@@ -304,7 +273,7 @@ class Gateway:
             models = self._models()
             model = find_model(models, name, version)
             if model is None:
-                await self._refuse(connection, _unknown(name, version, models))
+                await self._refuse(connection, unknown_model(name, version, models))
                 return
         try:
             taken = await self._take_request(connection, head, recall, model, version)
@@ -394,11 +363,6 @@ class Gateway:
     async def _refuse(self, connection: Connection, refusal: Refusal) -> None:
         self._refused[refusal.reason.value] += 1
         await connection.respond(refusal_reply(refusal))
-
-
-def _unknown(name: str, version: str | None, models: Sequence[ModelInfo]) -> Refusal:
-    what = f"model {name[:64]!r}" + (f" version {version[:64]!r}" if version else "")
-    return Refusal(Reason.MODEL_UNAVAILABLE, f"there is no {what}; there are: {describe_models(models)}")
 
 
 def _max_body_bytes(manifest: Manifest) -> int:

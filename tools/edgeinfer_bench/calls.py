@@ -1,8 +1,9 @@
 """What the way through the runtime costs one request: through the scheduler, and through the UNIX socket.
 
 `raw` is `session.run` in a bare process. `local` is from `Scheduler.submit` to the outcome, in this process, with real
-workers. `socket` is a call of `edgeinfer.Client` against a real daemon, which has its own workers. One request at a
-time, one thread each; the three take turns, in changing order, so that they see the same machine.
+workers. `socket` is a call of `edgeinfer.Client` against a real daemon, which has its own workers; `shared` is the same
+with the input in shared memory. One request at a time, one thread each; they take turns, in changing order, so that
+they see the same machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgeinfer import oip
-from edgeinfer.client import Client, Tensor
+from edgeinfer.client import Client, SharedTensor, Tensor
 from edgeinfer.config import ModelSection
 from edgeinfer.request import Outcome, OutcomeKind
 from edgeinfer_bench.bare import BareProcess
@@ -41,6 +42,7 @@ class Samples:
     """What asking the bare process over its pipe took beside the run: two wake-ups and two lines of text."""
     local: list[int] = field(default_factory=list)
     socket: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
     timelines: list[dict[str, int]] = field(default_factory=list)
     """Phases of the local requests."""
     inside_ns: list[float] = field(default_factory=list)
@@ -48,7 +50,7 @@ class Samples:
 
     def clear(self) -> None:
         """Forget the warm-up."""
-        for kept in (self.raw, self.pipe, self.local, self.socket, self.timelines, self.inside_ns):
+        for kept in (self.raw, self.pipe, self.local, self.socket, self.shared, self.timelines, self.inside_ns):
             kept.clear()
 
 
@@ -81,6 +83,7 @@ async def _take_turns(chain: Chain, raw: BareProcess, rig: Rig, client: Client) 
     shape = [chain.rows, chain.width]
     payload = oip.encode_request([("x", "FP32", shape, zeros)])
     tensor = {"x": Tensor("FP32", shape, zeros)}
+    lying = SharedTensor("FP32", shape)
     samples = Samples()
 
     async def bare() -> None:
@@ -101,7 +104,12 @@ async def _take_turns(chain: Chain, raw: BareProcess, rig: Rig, client: Client) 
         samples.socket.append(time.monotonic_ns() - begun_ns)
         samples.inside_ns.append(answer.latency_ms * 1e6)
 
-    sides: list[Callable[[], Awaitable[None]]] = [bare, local, socket]
+    async def shared() -> None:
+        begun_ns = time.monotonic_ns()
+        client.infer(chain.name, {"x": lying}, deadline_ms=_DEADLINE_MS)
+        samples.shared.append(time.monotonic_ns() - begun_ns)
+
+    sides: list[Callable[[], Awaitable[None]]] = [bare, local, socket, shared]
     for number in range(WARM_UP + RUNS[chain.name]):
         if number == WARM_UP:
             samples.clear()
@@ -149,14 +157,14 @@ def _figures(model: str, samples: Samples) -> list[Figure]:
         ("1ms", "socket", "p50_us"): 400.0,
     }
     figures = []
-    for side, values in (("local", samples.local), ("socket", samples.socket)):
+    for side, values in (("local", samples.local), ("socket", samples.socket), ("shared", samples.shared)):
         p50, p99 = percentile(values, 50), percentile(values, 99)
         for name, value, unit in (
             ("p50_ratio", p50 / raw[50], "x"),
             ("p99_ratio", p99 / raw[99], "x"),
             ("p50_us", (p50 - raw[50]) / 1e3, "us"),
         ):
-            note = notes[side] if name == "p50_us" else ""
+            note = notes.get(side, "") if name == "p50_us" else ""
             goal = goals.get((model, side, name))
             figures.append(Figure(f"overhead.{model}.{side}.{name}", value, unit, goal, "lower", _PEER, runs, note))
     pipe_us = percentile(samples.pipe, 50) / 1e3
