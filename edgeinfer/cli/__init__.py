@@ -16,7 +16,7 @@ from edgeinfer import __version__
 from edgeinfer.cli.asking import add_asking
 from edgeinfer.cli.bundles import add_bundle
 from edgeinfer.cli.checking import add_check
-from edgeinfer.cli.measuring import add_bench, add_try
+from edgeinfer.cli.measuring import add_bench, add_measure, add_try
 from edgeinfer.cli.services import add_services, add_unit
 from edgeinfer.errors import EdgeInferError
 
@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_check(commands)
     add_asking(commands)
     add_bench(commands)
+    add_measure(commands)
     add_try(commands)
     add_bundle(commands)
     add_unit(commands)

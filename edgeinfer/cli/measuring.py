@@ -1,4 +1,4 @@
-"""`edgeinfer bench` and `edgeinfer try`: measure a running daemon, or a bare model on this device."""
+"""`edgeinfer bench`, `measure` and `try`: measure a running daemon, a bundle, or a bare model on this device."""
 
 from __future__ import annotations
 
@@ -47,6 +47,52 @@ def add_try(commands: Commands) -> None:
     )  # fmt: skip
     trial.add_argument("--json", action="store_true", help="print the report as JSON")
     trial.set_defaults(act=_try)
+
+
+def add_measure(commands: Commands) -> None:
+    """Add `edgeinfer measure`."""
+    measure = commands.add_parser(
+        "measure", help="measure what a bundle's variants cost on this device, without a daemon"
+    )
+    measure.add_argument("bundle", type=Path, help="a bundle's folder, or one .tar of it")
+    measure.add_argument(
+        "--threads", type=count, action="append", metavar="N", help="threads of one run; several times (default 1)"
+    )
+    measure.add_argument(
+        "--seconds", type=positive, default=2.0, help="for each variant and thread count (default %(default)s)"
+    )
+    measure.add_argument("--board", default="auto", help="name of the board file that describes this device")
+    measure.add_argument(
+        "--json", action="store_true", help="print a profile, as edgeinfer-tools --profile-from reads it"
+    )
+    measure.set_defaults(act=_measure)
+
+
+def _measure(args: argparse.Namespace) -> int:
+    import platform
+
+    from edgeinfer.artifact.board import find_board
+    from edgeinfer.artifact.profile import encode_profile
+    from edgeinfer.daemon.bundle_costs import measure_bundle
+    from edgeinfer.errors import mib
+
+    if not args.bundle.exists():
+        print(f"edgeinfer: {args.bundle} does not exist", file=sys.stderr)
+        return 66
+    board = find_board(machine=platform.machine()).stem if args.board == "auto" else args.board
+    logging.getLogger("edgeinfer").setLevel(logging.CRITICAL)  # the error says what went wrong, once
+    profile = measure_bundle(args.bundle, threads=args.threads or [1], seconds=args.seconds, board=board)
+    if args.json:
+        print(encode_profile(profile).decode(), end="")
+        return 0
+    print(f"{profile.model} {profile.version} on {board}, onnxruntime {profile.onnxruntime}")
+    print(f"{'variant':<24}{'threads':>8}{'p50 ms':>10}{'p99 ms':>10}{'load ms':>10}{'peak':>10}")
+    for cost in profile.costs:
+        print(
+            f"{cost.variant:<24}{cost.threads:>8}{cost.latency.p50_us / 1000:>10.2f}{cost.latency.p99_us / 1000:>10.2f}"
+            f"{cost.load_ms:>10.1f}{mib(cost.load_peak_bytes):>10}"
+        )
+    return 0
 
 
 def _bench(args: argparse.Namespace) -> int:

@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from edgeinfer.artifact.profile import Latency
-from edgeinfer_tools.measure import MIN_RUNS, Round, measure, quietest
+from edgeinfer.worker.costing import MIN_RUNS, Round, quietest
+from edgeinfer_tools.measure import measure
 from edgeinfer_tools.recipe import VariantRecipe, load_recipe
 from tests.tools.conftest import RecipeMaker, conv_net
 
