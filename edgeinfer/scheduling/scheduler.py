@@ -351,19 +351,20 @@ class Scheduler:
                 self._start_entry(group, entry, now_ns)
             elif paced:
                 wait_ns = min(wait_ns, expected.start_ns - now_ns)
-        self._send_ahead(list(self._queue), now_ns)
+        if not promised:
+            self._send_ahead(now_ns)
         for at_ns in (self._queue.next_expiry_ns(), self._runs.next_look_ns(now_ns)):
             if at_ns is not None:
                 wait_ns = min(wait_ns, at_ns - now_ns)
         return max(0, wait_ns)
 
-    def _send_ahead(self, entries: list[Entry[PendingTicket]], now_ns: int) -> None:
+    def _send_ahead(self, now_ns: int) -> None:
         """Send the next request behind the run it waits for, so that its worker isn't idle between the two.
 
         Only the first in the queue, which nobody who waits can pass, and only a short one: somebody more urgent may
         still come, and then waits for it. From here on it counts as started: it isn't displaced any more.
         """
-        entry = next((entry for entry in entries if entry.item.stage is Stage.WAITING), None)
+        entry = next(iter(self._queue), None)
         if entry is None or self._runs.paced or entry.job.p50_ns > AHEAD_NS or entry.job.lanes != 1 or entry.job.spare:
             return
         job, leader = entry.job, self._runs.leader(entry.job.key, entry.job.cores)
