@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeinfer.limits import ThermalLevel
 from edgeinfer.request import Reason, Refusal
-from edgeinfer.scheduling.admission import Admission, Load, admit, shed
-from edgeinfer.scheduling.forecast import Job, forecast, meets
+from edgeinfer.scheduling.admission import GUARD, Admission, Load, _fit, admit, shed
+from edgeinfer.scheduling.forecast import ROUNDING_NS, Expectation, Job, Machine, forecast, meets
 from tests.scheduling.jobs import NOW_NS, job, load, running
 from tests.scheduling.world import limits
 
@@ -209,3 +211,53 @@ def test_shedding_leaves_nobody_late_but_those_it_names(
     plan = [j for j in busy.waiting if j.id not in gone]
     for j, e in zip(plan, forecast(plan, busy.machine, NOW_NS), strict=True):
         assert meets(j, e) or j.id in verdict.endangered
+
+
+def _plainly(candidate: Job, waiting: list[Job], machine: Machine) -> Job | None:
+    """Say by two whole forecasts who would be late because of a newcomer: what `admit` finds out in one pass."""
+    plan = sorted([*waiting, candidate], key=lambda j: j.rank)
+    then = dict(zip([j.id for j in plan], forecast(plan, machine, NOW_NS), strict=True))
+    before = dict(zip([j.id for j in waiting], forecast(waiting, machine, NOW_NS), strict=True))
+    if not meets(candidate, then[candidate.id]):
+        return candidate
+    late = []
+    for j in waiting:
+        was, now = before[j.id], then[j.id]
+        lost = was.start_ns >= j.start_by_ns or was.finish_ns > j.due_ns
+        margin_ns = GUARD * (now.finish_p99_ns - now.finish_ns) + ROUNDING_NS if j.firm else 0
+        safe = now.start_ns < j.start_by_ns and now.finish_ns + margin_ns <= j.due_ns
+        if not (j.rank < candidate.rank or j.spare or lost or safe or now == was):
+            late.append(j)
+    return next((j for j in late if j.firm), late[0] if late else None)
+
+
+_paces = st.sampled_from([1.0, 1.0, 0.8, 0.4])
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    _jobs,
+    st.tuples(st.integers(2, 60), st.integers(1, 20), st.booleans(), st.booleans()),
+    st.integers(1, 3),
+    st.lists(st.integers(1, 20), max_size=3),
+    _paces,
+)
+def test_one_pass_finds_whom_two_whole_forecasts_find(
+    rows: list[tuple[int, int, int, bool, int]],
+    row: tuple[int, int, bool, bool],
+    cores: int,
+    ends: list[int],
+    duty_cycle: float,
+) -> None:
+    waiting = [
+        job(n, due, run, p99_ms=run + more, firm=firm, key="abc"[n % 3], lanes=1 + n % 2, spare=not firm and n % 4 == 0)
+        for n, (due, run, more, firm, _) in enumerate(rows)
+    ]
+    busy = load(*waiting, runs=tuple(running(end) for end in ends[:cores]), cores=cores, bounds=limits(duty_cycle))
+    due, run, firm, spare = row
+    candidate = job(99, due, run, firm=firm, key="a", lanes=1, spare=spare)
+    ordered = list(busy.waiting)
+    place = bisect(ordered, candidate.rank, key=lambda j: j.rank)
+    found = _fit(candidate, ordered, place, busy.machine, NOW_NS)
+    late = _plainly(candidate, ordered, busy.machine)
+    assert (None if isinstance(found, Expectation) else found.late) is late
