@@ -453,8 +453,12 @@ def test_only_what_has_a_size_can_be_shared(datatype: str, shape: list[int]) -> 
 
 def test_a_closed_shared_tensor_is_told_apart(client: Client) -> None:
     shared = SharedTensor("FP32", [1, 2])
+    assert client.infer("double", {"x": shared})["n"].elements() == [2]
+    view = np.frombuffer(shared.raw, np.float32)
     shared.close()
-    with pytest.raises(ProtocolError, match="was closed"):
+    shared.close()
+    assert view.sum() == 0, "an array of it outlives it"
+    with pytest.raises(ProtocolError, match="'x': the shared tensor was closed"):
         client.infer("double", {"x": shared})
 
 

@@ -7,6 +7,7 @@ socket: copying them into shared memory first would cost as much as writing them
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import mmap
@@ -77,6 +78,8 @@ class SharedTensor:
         fd, self.fd = getattr(self, "fd", -1), -1
         if fd >= 0:
             os.close(fd)
+            with contextlib.suppress(BufferError, AttributeError):  # arrays of it go on, and hold it as long as they do
+                self.raw.release()
 
 
 class Registered:
@@ -103,8 +106,6 @@ class Registered:
             del self._names[oldest]
             found.append(([request_head("POST", f"{_PATH}/{oldest}/unregister", Payload(b""))], []))
         for tensor in missing:
-            if tensor.fd < 0:
-                raise ProtocolError(f"the shared tensor {tensor.datatype} {list(tensor.shape)} was closed")
             said = msgspec.json.encode({"key": "memfd", "offset": 0, "byte_size": tensor.size_bytes})
             head = request_head("POST", f"{_PATH}/{tensor.name}/register", Payload(said))
             found.append(([head, said], [tensor.fd]))

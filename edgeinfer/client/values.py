@@ -157,6 +157,8 @@ def _is_default(value: Value) -> bool:
 
 def _encode(model: str, specs: Specs, name: str, value: Value) -> tuple[str, list[int], Any]:
     """Return datatype, shape and raw bytes of an input value."""
+    if isinstance(value, SharedTensor) and value.fd < 0:
+        raise Unwritable(f"input {name!r}: the shared tensor was closed")
     if isinstance(value, Tensor | SharedTensor):
         return value.datatype, list(value.shape), value.raw
     if isinstance(value, Media):

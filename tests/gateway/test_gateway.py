@@ -135,6 +135,26 @@ async def test_a_body_in_chunks_and_one_that_waits_to_be_asked_for() -> None:
         assert (await caller.receive())[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("target", "length", "status"), [("/v2/models/nope/infer", 9, 404), ("/v2/models/double/infer", 1 << 40, 413)]
+)
+async def test_a_body_that_waits_to_be_asked_for_is_not_asked_for_in_vain(
+    target: str, length: int, status: int
+) -> None:
+    async with serving(ScriptedSubmit()) as (_, path), calling(path) as caller:
+        head = f"POST {target} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
+        caller.writer.write(head.encode())
+        assert (await caller.receive())[0] == status, "and not 100"
+
+
+async def test_speaks_to_callers_of_http_1_0() -> None:
+    async with serving(ScriptedSubmit()) as (_, path), calling(path) as caller:
+        caller.writer.write(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
+        answer = await asyncio.wait_for(caller.reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"connection: close\r\n" in answer
+
+
 async def test_requests_sent_ahead_are_answered_in_order() -> None:
     async with serving(ScriptedSubmit(delay_s=0.01)) as (_, path), calling(path) as caller:
         for number in range(5):
