@@ -238,15 +238,20 @@ def to_json(payload: Payload) -> bytes:
     """
     header = response_header(payload)
     for tensor, raw in zip(header.outputs, payload.tensors, strict=True):
-        values = elements(tensor, raw)
-        if tensor.datatype in {"FP32", "FP64", "FP16"}:
-            finite = [value if value - value == 0 else None for value in values]
-            if (lost := sum(value is None for value in finite)) > 0:
-                tensor.parameters["non_finite"] = lost
-            values = finite
-        tensor.parameters.pop("binary_data_size", None)
-        tensor.data = values
+        put_data(tensor, raw)
     return _encoder.encode(header)
+
+
+def put_data(tensor: Tensor, raw: bytes | bytearray | memoryview) -> None:
+    """Have a tensor stand in the JSON, as `to_json` has it."""
+    values = elements(tensor, raw)
+    if tensor.datatype in {"FP32", "FP64", "FP16"}:
+        finite = [value if value - value == 0 else None for value in values]
+        if (lost := finite.count(None)) > 0:
+            tensor.parameters["non_finite"] = lost
+        values = finite
+    tensor.parameters.pop("binary_data_size", None)
+    tensor.data = values
 
 
 def elements(tensor: Tensor, raw: bytes | bytearray | memoryview) -> list[Any]:

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from edgeinfer import oip
-from edgeinfer.errors import ProtocolError
+from edgeinfer.errors import ProtocolError, mib
 from edgeinfer.gateway.intake import Form
 from edgeinfer.gateway.regions import Place, Regions
-from edgeinfer.request import Outcome, OutcomeKind, Payload, Reason, Refusal, Result
+from edgeinfer.request import Outcome, OutcomeKind, Reason, Refusal, Result
 
 REFUSAL_STATUS: dict[Reason, int] = {
     Reason.DEADLINE_UNREACHABLE: 504,  # it would have been late, and is told before the deadline
@@ -43,6 +43,8 @@ ENDING_STATUS: dict[OutcomeKind, int] = {
 }
 """HTTP status of every other ending."""
 
+MAX_JSON_BYTES = 1 << 20
+"""Larger outputs are not written as JSON: that would hold the loop for longer than a model runs."""
 _TEMPORARY = frozenset({429, 503})
 _LATER = (("retry-after", "1"),)
 
@@ -110,8 +112,15 @@ def outcome_reply(outcome: Outcome, form: Form, regions: Regions | None = None) 
             tensor.parameters = _written(place, memoryview(raw).nbytes)
         elif form.binary is True or (form.binary is not False and tensor.name in form.binary):
             raws.append(raw)
+        elif memoryview(raw).nbytes > MAX_JSON_BYTES:
+            result.release()
+            detail = (
+                f"output {tensor.name!r} has {mib(memoryview(raw).nbytes)}, at most {mib(MAX_JSON_BYTES)} are written "
+                "as JSON; ask for it in binary form (binary_data_output)"
+            )
+            return _ending(400, detail, OutcomeKind.REJECTED.value, Reason.INPUT_INVALID.value)
         else:
-            tensor = _in_json(tensor, raw)  # noqa: PLW2901 - the same tensor in another form
+            oip.put_data(tensor, raw)
         described.append(tensor)
     header.outputs = described
     header.id = form.id
@@ -143,13 +152,6 @@ def _facts(outcome: Outcome, result: Result) -> dict[str, Any]:
         "latency_ms": round(outcome.latency_ns / 1e6, 3),
         **{f"{phase}_ms": round(span_ns / 1e6, 3) for phase, span_ns in outcome.phases_ns.items()},
     }
-
-
-def _in_json(tensor: oip.Tensor, raw: bytes | bytearray | memoryview) -> oip.Tensor:
-    """Return the tensor with its elements in the JSON, through the one codec."""
-    alone = oip.ResponseHeader(outputs=[tensor])
-    encoded = oip.to_json(Payload(_encoder.encode(alone), (raw,)))
-    return oip.response_header(Payload(encoded)).outputs[0]
 
 
 def busy_reply(detail: str, status: int = 503) -> Reply:

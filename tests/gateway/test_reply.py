@@ -125,6 +125,22 @@ def test_only_the_outputs_that_were_asked_for() -> None:
     assert [tensor["name"] for tensor in json.loads(bytes(reply.chunks[0]))["outputs"]] == ["b"]
 
 
+def test_an_output_too_large_for_json_is_refused_and_given_back() -> None:
+    def large(released: list[bool], size: int) -> Result:
+        result = _result(released)
+        result.payload = oip.encode_response([("a", "UINT8", [size], bytes(size)), ("b", "INT32", [1], bytes(4))])
+        return result
+
+    released: list[bool] = []
+    reply = outcome_reply(conclude(_request(), large(released, 1 << 20), now_ns=5), Form(binary=False))
+    assert (reply.status, released) == (200, [])
+    reply = outcome_reply(conclude(_request(), large(released, (1 << 20) + 1), now_ns=5), Form(binary=False))
+    assert (reply.status, released) == (400, [True])
+    assert b"ask for it in binary form" in bytes(reply.chunks[0])
+    for form in (Form(binary=True), Form(outputs=frozenset({"b"}), binary=False), Form(binary=frozenset({"a"}))):
+        assert outcome_reply(conclude(_request(), large([], 2 << 20), now_ns=5), form).status == 200
+
+
 def test_the_result_is_given_back_by_release_and_not_before() -> None:
     released: list[bool] = []
     reply = outcome_reply(conclude(_request(), _result(released), now_ns=5), Form("r1", binary=True))
