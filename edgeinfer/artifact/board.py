@@ -37,6 +37,8 @@ class Memory:
     """Most that models and their workers may take."""
     reserve: Bytes = Bytes(64 << 20)
     """Left free for the rest of the system, whatever the ceiling says."""
+    bandwidth_mb_s: int | None = None
+    """What copying moves, reads and writes together, in 10^6 bytes a second; only the toolchain's estimates use it."""
 
 
 @dataclass(frozen=True, slots=True)

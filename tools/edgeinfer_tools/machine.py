@@ -20,6 +20,8 @@ class Machine:
     """As /proc/cpuinfo lists them, sorted."""
     cores: int
     """That this process may use."""
+    clock_mhz: float | None = None
+    """The highest, where the kernel tells it."""
 
 
 def this_machine(proc: Path = Path("/proc")) -> Machine:
@@ -30,10 +32,25 @@ def this_machine(proc: Path = Path("/proc")) -> Machine:
         fields.setdefault(key.strip().lower(), value.strip())
     name = fields.get("model name") or fields.get("model") or platform.machine()
     flags = (fields.get("flags") or fields.get("features") or "").split()
-    return Machine(cpu=name, flags=sorted(flags), cores=len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    return Machine(cpu=name, flags=sorted(flags), cores=cores, clock_mhz=_clock_mhz(proc))
 
 
 def thread_counts(board: Board, machine: Machine) -> list[int]:
     """Return 1 and the powers of two up to the board's cores, as far as this machine has them."""
     most = min(board.cpu.cores, machine.cores)
     return sorted({1, most, *(1 << k for k in range(1, 8) if 1 << k <= most)})
+
+
+def _clock_mhz(proc: Path, system: Path = Path("/sys")) -> float | None:
+    """Return the highest clock of this machine in MHz, None where the kernel tells none."""
+    try:
+        text = (system / "devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text(encoding="ascii")
+        return int(text) / 1000
+    except (OSError, ValueError):
+        pass
+    try:
+        lines = (proc / "cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return max(float(line.partition(":")[2]) for line in lines if line.lower().startswith("cpu mhz"))
+    except (OSError, ValueError):
+        return None
