@@ -40,6 +40,7 @@ MAX_QUOTES = 1 << 16
 """Most quotation marks in a JSON header: two for each text."""
 MAX_TENSORS = 64
 MAX_RANK = 8
+_AT_A_TIME = 1 << 14
 _SMALL_BYTES = 64 << 10
 """What a header of this size may become costs little, whatever it is made of."""
 
@@ -406,25 +407,24 @@ def _check_size(tensor: Tensor, raw: bytes | memoryview, count: int, role: str) 
 
 def _from_json(tensor: Tensor, count: int, role: str) -> bytes:
     """Return the raw bytes of a tensor whose elements stand in the JSON, nested or flat."""
-    kind: Any = str if tensor.datatype == "BYTES" else bool if tensor.datatype == "BOOL" else float
-    if tensor.datatype.startswith(("INT", "UINT")):
-        kind = int
+    kind: Any = int if tensor.datatype.startswith(("INT", "UINT")) else float
     try:
         leaves = _flatten(tensor.data)
         if len(leaves) != count:
             raise ProtocolError(
                 f"{role} {tensor.name!r} of shape {tensor.shape} has {len(leaves)} elements, not {count}"
             )
-        flat = msgspec.convert(leaves, list[kind])
         if tensor.datatype == "BYTES":
-            return b"".join(bytes_element(item.encode()) for item in flat)
+            return b"".join(bytes_element(item.encode()) for item in msgspec.convert(leaves, list[str]))
         if tensor.datatype == "BOOL":
-            return bytes(flat)
+            return bytes(msgspec.convert(leaves, list[bool]))
         if tensor.datatype == "FP16":
-            return struct.pack(f"<{count}e", *flat)
+            return b"".join(struct.pack(f"<{len(part)}e", *part) for part in _converted(leaves, float))
         if tensor.datatype == "BF16":
             raise ProtocolError(f"{role} {tensor.name!r}: BF16 travels in binary form only")
-        values = array.array(_ARRAY_CODE[tensor.datatype], flat)
+        values = array.array(_ARRAY_CODE[tensor.datatype])
+        for part in _converted(leaves, kind):
+            values.fromlist(part)
     except (msgspec.MsgspecError, OverflowError, struct.error, UnicodeEncodeError, RecursionError) as error:
         raise ProtocolError(f"{role} {tensor.name!r} has data that is not {tensor.datatype}: {error}") from error
     if tensor.datatype == "FP32" and any(map(math.isinf, values)):  # JSON has no infinity: it was finite there
@@ -432,6 +432,12 @@ def _from_json(tensor: Tensor, count: int, role: str) -> bytes:
     if sys.byteorder == "big":
         values.byteswap()
     return values.tobytes()
+
+
+def _converted(leaves: list[Any], kind: Any) -> Iterator[list[Any]]:
+    """Yield all leaves as numbers of that kind, some at a time: each is an object of 24 bytes meanwhile."""
+    for at in range(0, len(leaves), _AT_A_TIME):
+        yield msgspec.convert(leaves[at : at + _AT_A_TIME], list[kind])
 
 
 def _flatten(value: Any) -> Any:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import struct
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -183,7 +184,11 @@ WRONG: dict[str, tuple[Any, bytes, str]] = {
     "nesting without end": (b'{"inputs":' + b"[" * 60_000, b"", "not a valid inference header"),
     "more lists than data needs": (b'{"inputs":[' + b"[]," * 300_000, b"", "lists, at most 65536 are read; send data"),
     "more objects than there are tensors": (b'{"inputs":[' + b"{}," * 300_000, b"", "objects, at most 8192 are read"),
-    "more texts than anybody reads": (b'{"inputs":[{"data":[' + b'"",' * 300_000, b"", "quotation marks, at most 65536"),
+    "more texts than anybody reads": (
+        b'{"inputs":[{"data":[' + b'"",' * 300_000,
+        b"",
+        "quotation marks, at most 65536",
+    ),
     "lists beside numbers": ({"inputs": [_tensor(data=[[1], 2])]}, b"", "data that is not UINT8"),
     "lists within numbers": ({"inputs": [_tensor(data=[1, [2]])]}, b"", "data that is not UINT8"),
     "texts beside lists": ({"inputs": [_tensor(datatype="BYTES", data=[["a"], "b"])]}, b"", "data that is not BYTES"),
@@ -257,3 +262,19 @@ def test_any_header_is_decoded_or_refused_and_what_is_decoded_can_be_read(header
 def test_any_bytes_tensor_is_read_or_refused(raw: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         assert b"".join(map(oip.bytes_element, oip.bytes_elements(raw))) == raw
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "INT64", "UINT8"])
+def test_the_most_numbers_that_json_can_hold_take_little_memory_while_they_are_read(datatype: str) -> None:
+    count = 520_000
+    data = b"[" + b"7," * (count - 1) + b"7]"
+    header = b'{"inputs":[{"name":"x","datatype":"%b","shape":[%d],"data":%b}]}' % (datatype.encode(), count, data)
+    tracemalloc.start()
+    try:
+        parsed, payload = oip.decode_request(header)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(payload.tensors[0]) == count * ITEM_BYTES[datatype]
+    assert oip.elements(parsed.inputs[0], payload.tensors[0])[-1] == 7
+    assert peak_bytes < 16 << 20
