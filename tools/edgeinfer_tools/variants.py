@@ -36,7 +36,7 @@ from edgeinfer_tools.smoke import smoke
 from edgeinfer_tools.targets import sums_exactly, target_of, weight_range
 
 SENSITIVITY_REQUESTS = 8
-"""So many requests of the evaluation decide which nodes are sensitive; all of it judges."""
+"""So many requests of the selection decide which nodes are sensitive; all of it judges."""
 PROGRESS_SAMPLES = 8
 """So many samples between two lines of progress while calibrating."""
 
@@ -86,6 +86,14 @@ class Job:
         if hook is None:
             raise ConfigError(str(self.recipe.code("data")), (Problem(function, "is missing"),))
         return recipe_code.streams(self.recipe.code("data"), hook, self.files)
+
+    @property
+    def selection(self) -> str:
+        """The function of data.py whose data choose among candidates; the evaluation's, where there is no other.
+
+        What chose must not judge too: the verdict that counts is always the evaluation's.
+        """
+        return "selection" if self.recipe.hook("data", "selection") is not None else "evaluation"
 
     def golden(self) -> list[GoldenRequest]:
         """Return the golden requests."""
@@ -182,8 +190,16 @@ def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest], calibra
 _Judged = tuple[Quantized, Evaluation, list[GateResult]]
 
 
-def _judged(job: Job, variant: VariantRecipe, scheme: Scheme, target: Path, calibration: Calibration) -> _Judged:
-    """Quantize, prove, evaluate."""
+def _judged(
+    job: Job,
+    variant: VariantRecipe,
+    scheme: Scheme,
+    target: Path,
+    calibration: Calibration,
+    *,
+    data: str = "evaluation",
+) -> _Judged:
+    """Quantize, prove, evaluate on what data.py's function `data` yields."""
     if scheme.calibrated:
         job.say(f"{variant.name:<9} calibrating on real data")
     made = quantize(job.float_model, scheme, target_of(job.board), calibration, target)
@@ -191,7 +207,7 @@ def _judged(job: Job, variant: VariantRecipe, scheme: Scheme, target: Path, cali
     job.say(f"{variant.name:<9} {scheme.title}{samples}, {human(made.size_bytes)}")
     job.say(f"{'':<9} evaluating, beside the float model")
     here = job.runner(target, variant=variant)
-    evaluation = evaluate(here, job.runner(job.float_model), job.streams("evaluation"), job.recipe)
+    evaluation = evaluate(here, job.runner(job.float_model), job.streams(data), job.recipe)
     verdicts = judge(evaluation, job.recipe.file.gates)
     for verdict in verdicts:
         job.say(f"{'':<9} {'pass' if verdict.passed else 'FAIL'}: {verdict} ({evaluation.requests} requests)")
@@ -206,7 +222,7 @@ def _rescued(
     job: Job, variant: VariantRecipe, scheme: Scheme, target: Path, calibration: Calibration
 ) -> _Judged | None:
     """Keep the most sensitive nodes float until the gates hold; None when they never do."""
-    requests = (request for stream in job.streams("evaluation") for request in stream.requests)
+    requests = (request for stream in job.streams(job.selection) for request in stream.requests)
     tensors = (decode_inputs(item, job.recipe.inputs) for item in islice(requests, SENSITIVITY_REQUESTS))
     error = OutputError(job.float_model, tensors, job.recipe.state)
     ranking = rank(
@@ -215,7 +231,7 @@ def _rescued(
     )  # fmt: skip
 
     def holds(candidate: Scheme) -> bool:
-        return not _failed(_judged(job, variant, candidate, target, calibration)[2])
+        return not _failed(_judged(job, variant, candidate, target, calibration, data=job.selection)[2])
 
     found = rescue(scheme, ranking, holds)
     return None if found is None else _judged(job, variant, found, target, calibration)
