@@ -7,13 +7,14 @@ collapses in a container.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer.sensors.cgroup import LimitState, cpu_limit, groups
+from edgeinfer.sensors.cpufreq import FrequencyPolicy, read_policies
 from edgeinfer.sensors.probe import read_static
 
-_HZ_PER_KHZ = 1000
 _MOST_CPUS = 4096
 
 
@@ -86,21 +87,29 @@ def quota_faults(proc_root: Path, sys_root: Path) -> list[str]:
 
 
 def cpu_clock(sys_root: Path) -> CpuClock:
-    """Return the clock of the fastest cluster, which is where the work goes."""
-    root = sys_root / "devices" / "system" / "cpu"
-    folders = sorted((root / "cpufreq").glob("policy*")) or sorted(root.glob("cpu[0-9]*/cpufreq"))
+    """Return the clock of the fastest cluster, which is where the work goes. Not for the loop thread."""
+    return fastest_clock(read_policies(sys_root))
+
+
+def fastest_clock(policies: Iterable[FrequencyPolicy]) -> CpuClock:
+    """Return the clock of the fastest cluster that has a core online; of those alike, the first's."""
     best = CpuClock(None, None, None, "")
-    for folder in folders:
-        maximum = _hz(folder / "cpuinfo_max_freq")
-        clock = CpuClock(
-            now_hz=_hz(folder / "scaling_cur_freq"),
-            max_hz=maximum,
-            cap_hz=_hz(folder / "scaling_max_freq"),
-            governor=read_static(folder / "scaling_governor") or "",
-        )
-        if best.max_hz is None or (maximum is not None and maximum > best.max_hz):
-            best = clock
+    clusters = list(policies)
+    awake = [policy for policy in clusters if policy.cpus] or clusters
+    for policy in awake:
+        if best.max_hz is None or (policy.max_hz is not None and policy.max_hz > best.max_hz):
+            best = CpuClock(policy.now_hz, policy.max_hz, policy.cap_hz, policy.governor)
     return best
+
+
+def load_average(proc_root: Path) -> tuple[float, float, float] | None:
+    """Return how many tasks ran, wanted to or waited for a disk, on average over 1, 5 and 15 minutes; None: unknown."""
+    words = (read_static(proc_root / "loadavg") or "").split()[:3]
+    try:
+        one, five, fifteen = (float(word) for word in words)
+    except ValueError:
+        return None
+    return (one, five, fifteen) if 0 <= min(one, five, fifteen) <= max(one, five, fifteen) < math.inf else None
 
 
 def clock_share(clock: CpuClock, *, working: bool) -> float:
@@ -141,8 +150,3 @@ class BusyMeter:
             return None
         ticks = [int(word) for word in first[1:9]]  # guest time is part of user time already
         return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
-
-
-def _hz(path: Path) -> int | None:
-    text = read_static(path) or ""
-    return int(text) * _HZ_PER_KHZ if text.isdigit() else None
