@@ -1,9 +1,10 @@
-"""Tell the board's temperature from the kernel's thermal zones.
+"""Tell the board's temperature from the kernel's thermal zones, and from hwmon where those don't tell.
 
 Owns which zones are believed, and one probe (a thread) for each of them. Zones are chosen by type, because their index
 changes between boots; `cpu-thermal` and `cpu_thermal` are one name. The temperature is that of the hottest of them that
-can be believed, whichever its type: they share the board's trips. What to do about it is the
-governor's.
+can be believed, whichever its type: they share the board's trips. Temperatures of hwmon (`hwmon:k10temp/Tctl`) are
+asked only while there is no wanted zone, or none that can be believed: mostly they are the same registers once more.
+What to do about it is the governor's.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 from edgeinfer.clock import NS_PER_S, Clock
+from edgeinfer.sensors import hwmon
 from edgeinfer.sensors.probe import Probe, ThreadProbe, Waiting, read_static, read_text
 from edgeinfer.sensors.state import ChangeLog, SensorState
+from edgeinfer.sensors.trips import KernelTrip, read_trips
 from edgeinfer.sensors.zone import Belief, Fault, Stillness, frozen, observe, parse_temp, watch
 
 _BLOCKED_NS = 2 * NS_PER_S
@@ -28,20 +31,8 @@ _MAX_ZONES = 16
 """Bound of the threads: no board has more zones that tell the CPU's temperature."""
 _TRIPS_EVERY = 60
 """Trip points are read with every so many samples: they change, but rarely."""
-_MAX_TRIPS = 12
-_HIGHEST_TRIP_MC = 150_000
 
 _ZONE_NAME = re.compile(r"thermal_zone(\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class KernelTrip:
-    """A trip point as the kernel knows it; placeholders (0, -273150, …) are left out."""
-
-    kind: str
-    """`active`, `passive`, `hot` or `critical`."""
-    temp_mc: int
-    hysteresis_mc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,7 @@ class ZoneReading:
     """One zone that is believed to tell the CPU's temperature."""
 
     name: str
-    """`thermal_zone0`."""
+    """`thermal_zone0`, or `hwmon2/temp1`."""
     type: str
     state: SensorState
     temp_mc: int | None
@@ -129,8 +120,11 @@ class ThermalReader:
         clock: Clock,
         make_probe: MakeProbe = ThreadProbe,
     ) -> None:
+        self._sys_root = sys_root
         self._folder = sys_root / "class" / "thermal"
-        self._wanted = list(dict.fromkeys(_spelling(item) for item in zone_types))
+        self._chips = list(dict.fromkeys(item for item in zone_types if item.startswith(hwmon.PREFIX)))
+        self._wanted = list(dict.fromkeys(_spelling(item) for item in zone_types if item not in self._chips))
+        self._faulty = False
         self._clock = clock
         self._make_probe = make_probe
         self._zones: dict[str, _Zone] = {}
@@ -155,7 +149,8 @@ class ThermalReader:
         for item in zones:
             self._changes.note(f"{item.name}({item.type})", item.state, item.detail, now_ns)
         reading = self._choose(zones)
-        if reading.state.fault:
+        self._faulty = reading.state.fault
+        if self._faulty:
             self._next_scan_ns = min(self._next_scan_ns, now_ns + _SEARCH_NS)
         if not zones or self._none_yet:
             self._changes.note("thermal", reading.state, reading.detail or f"zone {reading.zone}", now_ns)
@@ -178,7 +173,8 @@ class ThermalReader:
             return ThermalReading(temp_mc, worst.type, worst.state, worst.detail, tuple(zones), self._unused)
         if not zones:
             there = ", ".join(self._unused) or "none at all"
-            detail = f"no zone of type {', '.join(self._wanted)} in {self._folder} (there: {there})"
+            wanted = ", ".join((*self._wanted, *self._chips))
+            detail = f"no zone of type {wanted} in {self._folder} (there: {there})"
             return ThermalReading(None, "", SensorState.MISSING, detail, (), self._unused)
         waiting = [item for item in zones if not item.state.fault]
         first = (waiting or zones)[0]  # a zone about to be confirmed outranks a faulty one
@@ -214,13 +210,32 @@ class ThermalReader:
         wanted = {name: kind for name, kind in found.items() if _spelling(kind) in self._wanted}
         self._unused = tuple(sorted(kind for name, kind in found.items() if name not in wanted))
         for name, zone in list(self._zones.items()):
+            if zone.type.startswith(hwmon.PREFIX):
+                continue
             replaced = any(kind == zone.type and other not in self._zones for other, kind in wanted.items())
             if (name in found and wanted.get(name) != zone.type) or (name not in found and replaced):
                 self._zones.pop(name).probe.close()
         for name, kind in wanted.items():
-            if name not in self._zones and len(self._zones) < _MAX_ZONES:
-                probe = self._make_probe(name, _look(self._folder / name))
-                self._zones[name] = _Zone(name, kind, self._wanted.index(_spelling(kind)), probe)
+            self._add(name, kind, self._wanted.index(_spelling(kind)), _look(self._folder / name))
+        if self._chips:
+            self._scan_chips(needed=not wanted or self._faulty)
+
+    def _scan_chips(self, *, needed: bool) -> None:
+        """Find the wanted temperatures of hwmon, when no zone tells; forget those whose chip has another index now."""
+        found = {item.name: item for item in hwmon.find_temperatures(self._sys_root)}
+        for name, zone in list(self._zones.items()):
+            if zone.type.startswith(hwmon.PREFIX) and (name not in found or found[name].type != zone.type):
+                self._zones.pop(name).probe.close()
+        if not needed:
+            return
+        for rank, wanted in enumerate(self._chips, len(self._wanted)):
+            for item in found.values():
+                if hwmon.matches(wanted, item):
+                    self._add(item.name, item.type, rank, _look_chip(item))
+
+    def _add(self, name: str, kind: str, rank: int, look: Callable[[], ZoneSample]) -> None:
+        if name not in self._zones and len(self._zones) < _MAX_ZONES:
+            self._zones[name] = _Zone(name, kind, rank, self._make_probe(name, look))
 
 
 def _judge(zone: _Zone, answer: ZoneSample | OSError) -> int | Fault:
@@ -249,25 +264,14 @@ def _look(folder: Path) -> Callable[[], ZoneSample]:
     return look
 
 
-def read_trips(folder: Path) -> tuple[KernelTrip, ...]:
-    """Return a zone's trip points, coolest first. Goes to the files itself: psutil 7.2 scales them wrongly."""
-    trips = []
-    for index in range(_MAX_TRIPS):
-        stem = folder / f"trip_point_{index}"
-        try:
-            kind, temp_mc = read_text(f"{stem}_type"), int(read_text(f"{stem}_temp"))
-        except FileNotFoundError:
-            break
-        except (OSError, ValueError):
-            continue
-        if not 0 < temp_mc <= _HIGHEST_TRIP_MC:
-            continue
-        try:
-            hysteresis_mc = max(0, int(read_text(f"{stem}_hyst")))
-        except (OSError, ValueError):
-            hysteresis_mc = 0
-        trips.append(KernelTrip(kind, temp_mc, hysteresis_mc))
-    return tuple(sorted(trips, key=lambda trip: trip.temp_mc))
+def _look_chip(item: hwmon.HwmonTemperature) -> Callable[[], ZoneSample]:
+    """Return what a probe's thread runs: read one temperature of hwmon, which has no trip points."""
+
+    def look() -> ZoneSample:
+        chip = read_text(item.path.parent / "name")  # the index may have become another chip's
+        return ZoneSample(f"{hwmon.PREFIX}{chip}/{item.label}", read_text(item.path), None)
+
+    return look
 
 
 def _spelling(zone_type: str) -> str:

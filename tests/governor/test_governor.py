@@ -16,7 +16,8 @@ from edgeinfer.sensors.cpu import CpuClock
 from edgeinfer.sensors.firmware import UNKNOWN, FirmwareReading, Slowdown
 from edgeinfer.sensors.sampling import BoardReading
 from edgeinfer.sensors.state import SensorState
-from edgeinfer.sensors.thermal import KernelTrip, ThermalReading, ZoneReading
+from edgeinfer.sensors.thermal import ThermalReading, ZoneReading
+from edgeinfer.sensors.trips import KernelTrip
 from edgeinfer.toml_file import MilliCelsius, Nanoseconds
 from tests.virtual_time import run_virtual
 

@@ -10,7 +10,8 @@ import pytest
 
 from edgeinfer.sensors.probe import InlineProbe, Waiting
 from edgeinfer.sensors.state import SensorState
-from edgeinfer.sensors.thermal import KernelTrip, ThermalReader, ThermalReading, ZoneSample, read_trips
+from edgeinfer.sensors.thermal import ThermalReader, ThermalReading, ZoneSample
+from edgeinfer.sensors.trips import KernelTrip, read_trips
 from tests.sensors.tree import FakeClock, FakeTree
 
 
