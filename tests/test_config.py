@@ -44,8 +44,9 @@ from edgeinfer.config.bounds import BOUNDS
 from edgeinfer.config.check import MODEL_NAME
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.pipeline.frame import MAX_FRAME_BYTES
+from edgeinfer.quantity import Bytes, Nanoseconds
 from edgeinfer.request import DataScope
-from edgeinfer.toml_file import Bytes, Nanoseconds, make_converter
+from edgeinfer.toml_file import make_converter
 
 DOCUMENT = Path(__file__).parent.parent / "docs/configuration.md"
 

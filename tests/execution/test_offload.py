@@ -19,6 +19,7 @@ from edgeinfer.mqtt.exchange import Answer, encode_answer
 from edgeinfer.mqtt.link import Keep, Message
 from edgeinfer.mqtt.topics import Topics
 from edgeinfer.oip import encode_response, response_header
+from edgeinfer.quantity import Bytes
 from edgeinfer.request import (
     DataScope,
     Deadlines,
@@ -30,7 +31,6 @@ from edgeinfer.request import (
     Refusal,
     Result,
 )
-from edgeinfer.toml_file import Bytes
 from tests.execution.executor_contract import MS, Case, ExecutorContract, Rig, Timing
 from tests.execution.fake import Script
 from tests.nearby.rig import Site, digest_of, manifest_of, open_site, until

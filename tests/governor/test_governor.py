@@ -12,13 +12,13 @@ from edgeinfer.clock import LoopClock
 from edgeinfer.config import ThermalSection
 from edgeinfer.governor.governor import Governor
 from edgeinfer.limits import Limits, ThermalLevel
+from edgeinfer.quantity import MilliCelsius, Nanoseconds
 from edgeinfer.sensors.cpu import CpuClock
 from edgeinfer.sensors.firmware import UNKNOWN, FirmwareReading, Slowdown
 from edgeinfer.sensors.sampling import BoardReading
 from edgeinfer.sensors.state import SensorState
 from edgeinfer.sensors.thermal import ThermalReading, ZoneReading
 from edgeinfer.sensors.trips import KernelTrip
-from edgeinfer.toml_file import MilliCelsius, Nanoseconds
 from tests.virtual_time import run_virtual
 
 C = MilliCelsius

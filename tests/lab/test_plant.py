@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from edgeinfer.artifact.board import Board, LabModel, known_boards, load_board
 from edgeinfer.errors import ConfigError
+from edgeinfer.quantity import MilliCelsius
 from edgeinfer.sensors.cpu import cpu_clock, usable_cpus
 from edgeinfer.sensors.firmware import Slowdown, read_firmware
 from edgeinfer.sensors.probe import InlineProbe
 from edgeinfer.sensors.thermal import ThermalReader
-from edgeinfer.toml_file import MilliCelsius
 from edgeinfer_demo.plant import Plant, PlantModel, PlantState
 from edgeinfer_demo.plant_quota import CpuQuota, open_quota
 from edgeinfer_demo.plant_tree import BoardTree

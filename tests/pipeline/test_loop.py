@@ -14,8 +14,8 @@ from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.config import DirectorySource, LoopSection
 from edgeinfer.pipeline.frame import Source
 from edgeinfer.pipeline.loop import InferenceLoop, LoopSnapshot
+from edgeinfer.quantity import Nanoseconds
 from edgeinfer.request import DataScope, Ending, Failure, InferRequest, OutcomeKind, Reason, Refusal
-from edgeinfer.toml_file import Nanoseconds
 from tests.gateway.serving import CAMERA, INTENT, LISTEN
 from tests.pipeline.staging import MS, Camera, Lease, Machine, Notebook, OnDemand, answer, loop_clock
 from tests.virtual_time import run_virtual

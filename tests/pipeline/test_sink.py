@@ -19,6 +19,7 @@ from edgeinfer import oip
 from edgeinfer.config import JsonLinesSink, MqttSink
 from edgeinfer.pipeline.record import Delivery, encode_record
 from edgeinfer.pipeline.sink import MAX_WAITING_LINES, JsonLines, MqttResults
+from edgeinfer.quantity import Bytes
 from edgeinfer.request import (
     Deadlines,
     Ending,
@@ -30,7 +31,6 @@ from edgeinfer.request import (
     Timeline,
     conclude,
 )
-from edgeinfer.toml_file import Bytes
 from tests.pipeline.staging import MS, Inline, answer, loop_clock
 from tests.virtual_time import run_virtual
 

@@ -22,8 +22,8 @@ from edgeinfer import oip
 from edgeinfer.clock import NS_PER_MS, NS_PER_S
 from edgeinfer.config import ModelSection, SchedulerSection
 from edgeinfer.execution.resident import ResidentModel
+from edgeinfer.quantity import Nanoseconds
 from edgeinfer.request import OutcomeKind, Payload
-from edgeinfer.toml_file import Nanoseconds
 from edgeinfer.worker.worker import EndCause
 from edgeinfer_bench.models import ONE_OPERATOR, build_one_operator, digest_of
 from edgeinfer_bench.quantile import percentile
