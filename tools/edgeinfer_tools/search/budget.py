@@ -58,7 +58,9 @@ class Miss:
                 return f"{'peak memory' if self.bound == 'peak' else 'size'} is {both} ({self._over()})"
 
     def _over(self) -> str:
-        return f"{self.excess:.0%} over" if self.limit and self.excess >= 0.01 else f"{self.value - self.limit:.3g} over"
+        return (
+            f"{self.excess:.0%} over" if self.limit and self.excess >= 0.01 else f"{self.value - self.limit:.3g} over"
+        )
 
 
 @dataclass(frozen=True, slots=True)

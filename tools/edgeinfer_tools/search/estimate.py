@@ -30,8 +30,8 @@ from edgeinfer_tools.machine import Machine
 from edgeinfer_tools.targets import Target
 
 WORDS = (
-    "estimated: here * ((1 - m) * compute here / compute there + m * bandwidth here / bandwidth there), compute = clock "
-    "* operations per clock by instruction set, m = weights read once per run; within a factor of 2 to 3"
+    "estimated: here * ((1 - m) * compute here / compute there + m * bandwidth here / bandwidth there), compute = "
+    "clock * operations per clock by instruction set, m = weights read once per run; within a factor of 2 to 3"
 )
 ERROR_FACTOR = {"same": 2.0, "other": 3.0}
 """What to expect at worst, within one architecture and across."""

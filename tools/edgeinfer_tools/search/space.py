@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgeinfer.artifact.provider import CPU_PROVIDER
-from edgeinfer_tools.recipe import PackageFile, VariantRecipe
+from edgeinfer_tools.origin import Source
+from edgeinfer_tools.recipe import VariantRecipe
 from edgeinfer_tools.scheme import Scheme, candidates, default_scheme, recipe_scheme
 from edgeinfer_tools.search.budget import Budget
 from edgeinfer_tools.targets import Target
+from edgeinfer_tools.variants import network_key
 
 TIGHT_SIZE = 0.3
 """A size bound below this share of the float model asks for fewer than 8 bits: those schemes come first then."""
@@ -27,7 +29,7 @@ class Candidate:
     name: str
     """As the variant would be called; says what the scheme is."""
     scheme: Scheme
-    source: PackageFile | None = None
+    source: Source | None = None
     """Another, smaller network of the same contract that it is made from."""
     providers: tuple[str, ...] = (CPU_PROVIDER,)
     provider_options: dict[str, Any] = field(default_factory=dict)
@@ -36,8 +38,10 @@ class Candidate:
     @property
     def key(self) -> str:
         """The same for equal forms of the same network."""
-        network = f"{self.source.origin}#{self.source.sha256}" if self.source is not None else ""
-        options = "" if self.providers == (CPU_PROVIDER,) else f"{self.providers}{sorted(self.provider_options.items())}"
+        network = "" if self.source is None else network_key(self.source)
+        options = (
+            "" if self.providers == (CPU_PROVIDER,) else f"{self.providers}{sorted(self.provider_options.items())}"
+        )
         return f"{self.scheme.text()}{network}{options}"
 
     def variant(self) -> VariantRecipe:
@@ -60,17 +64,19 @@ class Candidate:
         return replace(self, scheme=scheme, name=name)
 
 
-def space(recipe_variants: Sequence[VariantRecipe], target: Target, budget: Budget, float_bytes: int) -> list[Candidate]:
+def space(
+    recipe_variants: Sequence[VariantRecipe], target: Target, budget: Budget, float_bytes: int
+) -> list[Candidate]:
     """Return the candidates in the order in which to try them: the float model first, then what the recipe names.
 
     Each other network that the recipe names as a variant's source is tried as it is, and with the best schemes.
     """
     found = [Candidate("fp32", Scheme(method="keep"))]
-    networks: dict[PackageFile, str] = {}
+    networks: dict[str, tuple[Source, str]] = {}
     for variant in recipe_variants:
         scheme = recipe_scheme(variant.method, variant.operators, variant.scheme, target)
         if variant.source is not None:
-            networks.setdefault(variant.source, variant.name)
+            networks.setdefault(network_key(variant.source), (variant.source, variant.name))
         found.append(
             Candidate(
                 variant.name,
@@ -85,7 +91,7 @@ def space(recipe_variants: Sequence[VariantRecipe], target: Target, budget: Budg
     if budget.size_bytes is not None and budget.size_bytes < TIGHT_SIZE * float_bytes:
         schemes.sort(key=lambda scheme: scheme.weight_bits)  # stable: 4 bits first
     found += [Candidate(scheme_name(scheme), scheme) for scheme in schemes]
-    for network, name in networks.items():
+    for network, name in networks.values():
         forms = [Scheme(method="keep"), default_scheme("static", target), default_scheme("dynamic", target)]
         found += [Candidate(f"{name}-{scheme_name(scheme)}", scheme, source=network) for scheme in forms]
     return _unique(found)
@@ -135,7 +141,10 @@ def scheme_name(scheme: Scheme) -> str:
             parts.append("u8w" if scheme.unsigned_weights else "")
         case "static":
             parts = ["static", "" if scheme.per_channel else "tensor", "7bit" if scheme.reduced_range else ""]
-            parts += ["u8w" if scheme.unsigned_weights else "", scheme.activations if "16" in scheme.activations else ""]
+            parts += [
+                "u8w" if scheme.unsigned_weights else "",
+                scheme.activations if "16" in scheme.activations else "",
+            ]
             calibrator = "p" + f"{scheme.percentile:g}" if scheme.calibrator == "percentile" else scheme.calibrator
             parts.append("" if scheme.calibrator == "minmax" else calibrator)
     return "-".join(part for part in parts if part)
@@ -150,7 +159,9 @@ def coarser(one: Scheme, other: Scheme) -> bool:
     if one.method != other.method or one == other or not set(other.exclude) >= set(one.exclude):
         return False
     if one.method in {"static", "dynamic"}:
-        return other.per_channel and not one.per_channel and replace(one, per_channel=True, exclude=other.exclude) == other
+        return (
+            other.per_channel and not one.per_channel and replace(one, per_channel=True, exclude=other.exclude) == other
+        )
     if one.method == "weights":
         same = replace(
             one,
@@ -160,5 +171,7 @@ def coarser(one: Scheme, other: Scheme) -> bool:
             exclude=other.exclude,
         )
         no_better = one.algorithm in {other.algorithm, "rtn"}
-        return same == other and one.weight_bits <= other.weight_bits and one.block_size >= other.block_size and no_better
+        return (
+            same == other and one.weight_bits <= other.weight_bits and one.block_size >= other.block_size and no_better
+        )
     return False
