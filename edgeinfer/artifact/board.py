@@ -1,8 +1,8 @@
 """Describe a board: what its hardware is, where its firmware throttles, and what we allow ourselves.
 
-One file per board in device-configs/; `board = "auto"` finds it by the device tree's compatible strings, else by
-architecture. The toolchain builds *for* a board file, the daemon runs *with* one, the lab emulates one.
-Every number has a source, in the file.
+One file per board in device-configs/; `board = "auto"` finds it by the device tree's compatible strings, else by the
+CPU's name, else by architecture. The toolchain builds *for* a board file, the daemon runs *with* one, the lab emulates
+one. Every number has a source, in the file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgeinfer.artifact.board_bounds import check_bounds
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.limits import ThermalLevel
 from edgeinfer.quantity import Bytes, MilliCelsius, Nanoseconds
+
+GENERIC = {"aarch64": "generic-arm64", "x86_64": "generic-x86"}
+"""The board file of an architecture's machines that no other file fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class Cpu:
     max_clock_mhz: int
     instruction_sets: list[str]
     """/proc/cpuinfo flags that every board of this kind has (`asimddp`, `avx2`, `avx512_vnni`, …)."""
+    models: list[str] = field(default_factory=list)
+    """Parts of /proc/cpuinfo's `model name` by which `auto` finds the board where there is no device tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +67,24 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
+class UnusedZone:
+    """A zone that the board has and that must not be taken for the CPU's temperature."""
+
+    zone: str
+    """Its type."""
+    why: str
+    """What it is, or how it lies; `edgeinfer sensors` says it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Thermal:
     """Which zones to believe, and the trip points."""
 
     zones: list[str]
-    """Types of the thermal zones that tell the CPU's temperature, in order of preference (`cpu-thermal`)."""
+    """Types of the thermal zones that tell the CPU's temperature, in order of preference (`cpu-thermal`).
+
+    `hwmon:CHIP` or `hwmon:CHIP/LABEL` names a temperature of hwmon, asked while no such zone can be believed.
+    """
     firmware_trip_c: MilliCelsius
     """Where firmware or kernel throttles; every trip of ours lies below."""
     trips: list[Trip]
@@ -73,6 +92,16 @@ class Thermal:
     """Shortest stay in a level before it may fall again."""
     fault_duty_cycle: float = 0.5
     """Duty cycle while no zone can be believed."""
+    unused: list[UnusedZone] = field(default_factory=list)
+    """Zones that are known to lie, or to tell something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """What tells how much power the board draws."""
+
+    rails: list[str] = field(default_factory=list)
+    """Labels of hwmon rails and names of powercap domains, in order of preference; one is read, none are added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +115,8 @@ class LabModel:
     """Power of one busy core at the highest clock."""
     throttled_share: float = 0.5
     """Share of the clock that firmware leaves while it throttles."""
+    throttle_hysteresis_c: float = 3.0
+    """Firmware lets go when the board is this much cooler than `thermal.firmware_trip_c`, in degrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +134,7 @@ class Board:
     """For people: which sensors lie, what is special."""
     sources: list[str] = field(default_factory=list)
     """Where the numbers come from."""
+    power: Power = field(default_factory=Power)
     lab: LabModel | None = None
 
 
@@ -119,9 +151,9 @@ def load_board(path: Path) -> Board:
 
 def check_board(board: Board) -> list[Problem]:
     """Return what contradicts itself; None stands for a trip that could not be read."""
-    problems = []
-    if not board.cpu.cores >= 1:
-        problems.append(Problem("cpu.cores", f"{board.cpu.cores} is not at least 1"))
+    problems = list(check_bounds(board))
+    if board.cpu.architecture not in GENERIC:
+        problems.append(Problem("cpu.architecture", f"{board.cpu.architecture!r} is not {' or '.join(GENERIC)}"))
     if board.memory.ceiling > board.memory.total:
         problems.append(Problem("memory.ceiling", "is more than memory.total"))
     previous: Trip | None = None
@@ -135,11 +167,7 @@ def check_board(board: Board) -> list[Problem]:
             continue
         if trip.at_c >= board.thermal.firmware_trip_c:
             problems.append(Problem(f"{path}.at_c", "is not below thermal.firmware_trip_c: firmware would act first"))
-        if trip.hysteresis_c <= 0:
-            problems.append(Problem(f"{path}.hysteresis_c", "must be above 0"))
-        if not 0 <= trip.duty_cycle <= 1:
-            problems.append(Problem(f"{path}.duty_cycle", f"{trip.duty_cycle} is not between 0 and 1"))
-        if trip.level == "critical" and trip.duty_cycle > 0:
+        if trip.level == "critical" and 0 < trip.duty_cycle <= 1:
             problems.append(Problem(f"{path}.duty_cycle", f"{trip.duty_cycle} is not 0: critical means no local work"))
         if previous is not None and not (
             trip.thermal_level > previous.thermal_level
@@ -150,8 +178,28 @@ def check_board(board: Board) -> list[Problem]:
                 Problem(path, "trips must rise in level and temperature, and never allow more than the one before")
             )
         previous = trip
-    if not 0 <= board.thermal.fault_duty_cycle <= 1:
-        problems.append(Problem("thermal.fault_duty_cycle", f"{board.thermal.fault_duty_cycle} is not between 0 and 1"))
+    if not trips:
+        problems.append(Problem("thermal.trips", "has no trip: at least `critical` is needed"))
+    return problems + _check_zones(board.thermal)
+
+
+def _check_zones(thermal: Thermal) -> list[Problem]:
+    """Return zones that are no names, come twice, or are both used and unused."""
+    problems, seen = [], set()
+    zones: Sequence[str | None] = thermal.zones
+    for index, zone in enumerate(zones):
+        if zone is None:
+            continue
+        name = zone.strip().lower().replace("_", "-")
+        if not name or name == "hwmon:" or name.startswith("hwmon:/"):
+            problems.append(Problem(f"thermal.zones[{index}]", f"{zone!r} names no zone and no chip of hwmon"))
+        elif name in seen:
+            problems.append(Problem(f"thermal.zones[{index}]", f"{zone!r} comes twice ('-' and '_' are alike)"))
+        seen.add(name)
+    unused: Sequence[UnusedZone | None] = thermal.unused
+    for index, item in enumerate(unused):
+        if item is not None and item.zone.strip().lower().replace("_", "-") in seen:
+            problems.append(Problem(f"thermal.unused[{index}].zone", f"{item.zone!r} is in thermal.zones, too"))
     return problems
 
 
@@ -167,25 +215,40 @@ def shipped_boards() -> Path:
 
 
 def find_board(folder: Path | None = None, *, proc_root: Path = Path("/proc"), machine: str) -> Path:
-    """Return the board file of this machine: by device tree, else `generic-arm64` or `generic-x86`.
+    """Return the board file of this machine: by device tree, else by the CPU's name, else a generic one.
 
     Raises:
         ConfigError: no file fits.
     """
     boards = known_boards(folder)
+    read = {path: load_board(path) for path in boards.values()}
     try:
         raw = (proc_root / "device-tree" / "compatible").read_bytes()
     except OSError:
         raw = b""
     compatible = [item.decode("ascii", "replace") for item in raw.split(b"\0") if item]
     for wanted in compatible:  # most specific first
-        for path in boards.values():
-            if wanted in load_board(path).compatible:
+        for path, board in read.items():
+            if wanted in board.compatible:
                 return path
-    generic = {"aarch64": "generic-arm64", "x86_64": "generic-x86"}.get(machine)
+    model = _cpu_model(proc_root)
+    for path, board in read.items():
+        if board.cpu.architecture == machine and any(part and part in model for part in board.cpu.models):
+            return path
+    generic = GENERIC.get(machine)
     if generic in boards:
         return boards[generic]
     raise ConfigError(
         "board",
         (Problem("board", f"no board file fits {machine} {compatible}; name one (known: {', '.join(boards)})"),),
     )
+
+
+def _cpu_model(proc_root: Path) -> str:
+    """Return the first CPU's name; empty where the kernel tells none (Arm)."""
+    try:
+        with (proc_root / "cpuinfo").open(encoding="ascii", errors="replace") as file:
+            lines = file.read(1 << 16).splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

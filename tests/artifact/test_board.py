@@ -124,9 +124,9 @@ def test_wrong_types_hide_no_contradiction(tmp_path: Path) -> None:
         ('level = "critical"', 'level = "warm"', "thermal.trips[1]", "must rise"),
         ("duty_cycle = 0\n", "duty_cycle = 0.1\n", "thermal.trips[1].duty_cycle", "critical means no local work"),
         ("duty_cycle = 0.7", "duty_cycle = 1.7", "thermal.trips[0].duty_cycle", "not between 0 and 1"),
-        ("hysteresis_c = 3", "hysteresis_c = 0", "thermal.trips[0].hysteresis_c", "above 0"),
+        ("hysteresis_c = 3", "hysteresis_c = 0", "thermal.trips[0].hysteresis_c", "0 C is not between 0.5 C and 30 C"),
         ('ceiling = "1 GiB"', 'ceiling = "3 GiB"', "memory.ceiling", "more than memory.total"),
-        ("cores = 4", "cores = 0", "cpu.cores", "not at least 1"),
+        ("cores = 4", "cores = 0", "cpu.cores", "0 is not between 1 and 1024"),
         ("firmware_trip_c = 85", "firmware_trip_c = 85\nfault_duty_cycle = -1", "thermal.fault_duty_cycle", "between"),
     ],
 )

@@ -33,8 +33,6 @@ from edgeinfer_demo.plant_quota import CpuQuota, open_quota
 from edgeinfer_demo.plant_tree import BoardTree
 
 _PERIOD_S = 0.2
-_RELEASE_C = 3.0
-"""Firmware lets go this far below its trip."""
 _NOISE_C = 0.15
 """Real sensors flicker by a step or two; a value without any noise would look frozen at equilibrium."""
 _TRACE_SAMPLES = 36_000  # two hours
@@ -96,7 +94,11 @@ class PlantModel:
         power_w = self.power_w(busy_cores, clock_share=clock_share)
         target_c = ambient_c + self.lab.resistance_c_per_w * power_w
         temp_c = target_c + (state.temp_c - target_c) * math.exp(-dt_s / self.time_constant_s)
-        holding = temp_c > self.firmware_trip_c - _RELEASE_C if state.throttling else temp_c >= self.firmware_trip_c
+        holding = (
+            temp_c > self.firmware_trip_c - self.lab.throttle_hysteresis_c
+            if state.throttling
+            else temp_c >= self.firmware_trip_c
+        )
         return PlantState(
             temp_c=temp_c,
             throttling=holding,
