@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgeinfer_tools.cli import build_parser, main
-from edgeinfer_tools.recipe import METHODS, METRICS, Gate, PackageFile, RecipeFile, VariantRecipe
+from edgeinfer_tools.origin import ModuleInput, PackageFile, Source, Validation, Wheel
+from edgeinfer_tools.recipe import METHODS, METRICS, Gate, RecipeFile, VariantRecipe
+from edgeinfer_tools.steps.schema import STEPS, step_names
 from tests.tools.conftest import MODELS, REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "toolchain.md").read_text(encoding="utf-8")
@@ -35,10 +37,20 @@ def test_every_metric_method_and_recipe_is_documented(word: str) -> None:
     assert f"`{word}`" in TEXT
 
 
-@pytest.mark.parametrize("table", [RecipeFile, PackageFile, VariantRecipe, Gate])
+@pytest.mark.parametrize(
+    "table", [RecipeFile, PackageFile, VariantRecipe, Gate, Source, ModuleInput, Wheel, Validation]
+)
 def test_every_recipe_key_is_documented(table: type) -> None:
     missing = [field.name for field in dataclasses.fields(table) if field.name not in TEXT]
     assert not missing
+
+
+@pytest.mark.parametrize("step", STEPS, ids=step_names())
+def test_every_step_and_its_keys_are_documented(step: type) -> None:
+    text = (REPOSITORY / "docs" / "importing.md").read_text(encoding="utf-8")
+    tag = step.__struct_config__.tag  # type: ignore[attr-defined]
+    assert f"`{tag}`" in text
+    assert [name for name in step.__struct_fields__ if f"`{name}`" not in text] == []  # type: ignore[attr-defined]
 
 
 @pytest.mark.system

@@ -10,7 +10,7 @@ import pytest
 from edgeinfer.errors import DigestMismatch
 from edgeinfer_tools.faults import FetchError
 from edgeinfer_tools.fetch import cache_dir, fetch, sha256
-from edgeinfer_tools.recipe import PackageFile
+from edgeinfer_tools.origin import PackageFile
 
 CONTENT = b"weights"
 

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeinfer_tools import graph
 from edgeinfer_tools.faults import ModelRefused
 from edgeinfer_tools.recipe import load_recipe
+from edgeinfer_tools.runtimes import opset_of
 from edgeinfer_tools.session import Runner
 from tests.tools.conftest import RecipeMaker, conv_net, matmul_net
 
@@ -52,13 +53,13 @@ def test_an_old_opset_is_raised_without_changing_a_result() -> None:
     model.opset_import[0].version = 11
     x = {"x": np.random.default_rng(0).normal(size=(1, 3, 16, 16)).astype(np.float32)}
     before = Runner(model.SerializeToString()).run(x)["y"]
-    raised = graph.normalise(model, opset=18)
-    assert graph.opset_of(raised) == 18
+    raised = graph.optimise(graph.to_opset(model, 18))
+    assert opset_of(raised) == 18
     np.testing.assert_allclose(Runner(raised.SerializeToString()).run(x)["y"], before, atol=1e-6)
 
 
 def test_only_standard_operators_are_left() -> None:
-    normal = graph.normalise(conv_net(), opset=18)
+    normal = graph.finish(graph.optimise(graph.to_opset(conv_net(), 18)), ir_version=10)
     assert {item.domain for item in normal.opset_import} == {""}
 
 
@@ -66,7 +67,7 @@ def test_a_graph_that_the_runtime_rejects_is_refused() -> None:
     model = matmul_net()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 63
     with pytest.raises(ModelRefused, match=r"rejects the prepared graph|cannot be brought"):
-        graph.normalise(model, opset=18)
+        graph.optimise(graph.to_opset(model, 18))
 
 
 def test_every_difference_from_the_contract_is_named(conv_recipe: RecipeMaker) -> None:

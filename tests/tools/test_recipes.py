@@ -10,13 +10,14 @@ import pytest
 from PIL import Image
 
 from edgeinfer_tools.audio import read_wav
-from edgeinfer_tools.build import prepare
 from edgeinfer_tools.evaluate import label_of
 from edgeinfer_tools.fetch import fetch
+from edgeinfer_tools.prepare import prepare, requests_of
 from edgeinfer_tools.recipe import Recipe, load_recipe
 from edgeinfer_tools.sample_files import write_samples
 from edgeinfer_tools.samples import Array, Media, decode_inputs
 from edgeinfer_tools.session import Runner
+from edgeinfer_tools.sources.obtain import obtain
 from tests.tools.conftest import MODELS
 
 pytestmark = pytest.mark.slow
@@ -24,8 +25,10 @@ pytestmark = pytest.mark.slow
 
 def prepared(name: str) -> tuple[Recipe, Path | None, Runner]:
     recipe = load_recipe(MODELS / name)
-    source = fetch(recipe.file.source, folder=recipe.folder) if recipe.file.source else None
-    return recipe, source, Runner(prepare(recipe, source).SerializeToString(), state=recipe.state)
+    source = obtain(recipe)
+    made = prepare(recipe, source, requests_of(recipe, data_files(recipe), count=2))
+    assert made.notes == []
+    return recipe, source.path if source else None, Runner(made.model.SerializeToString(), state=recipe.state)
 
 
 def data_files(recipe: Recipe) -> Mapping[str, Path]:

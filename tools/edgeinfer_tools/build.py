@@ -6,28 +6,30 @@ and ran in the device's own worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import onnx
 
 from edgeinfer.artifact.board import Board
 from edgeinfer.artifact.bundle import encode_golden
 from edgeinfer.artifact.manifest import Golden, Manifest
 from edgeinfer.artifact.profile import Profile, encode_profile
-from edgeinfer.errors import ConfigError, Problem
-from edgeinfer_tools import describe, graph, recipe_code
-from edgeinfer_tools.faults import RecipeCodeFailed
-from edgeinfer_tools.fetch import fetch, sha256
+from edgeinfer_tools import describe
+from edgeinfer_tools.fetch import fetch
 from edgeinfer_tools.golden import GoldenRequest, response_payload
 from edgeinfer_tools.machine import this_machine
 from edgeinfer_tools.measure import request_payload
+from edgeinfer_tools.model_file import save, size_bytes
 from edgeinfer_tools.pack import staging, write_json, write_manifest
+from edgeinfer_tools.prepare import prepare, requests_of
 from edgeinfer_tools.recipe import Recipe
 from edgeinfer_tools.reference import reference
+from edgeinfer_tools.runtimes import opset_of
 from edgeinfer_tools.sizes import human
+from edgeinfer_tools.sources.obtain import obtain
 from edgeinfer_tools.variants import Built, Job, make_variants
 from edgeinfer_tools.verify import prove
 
@@ -64,27 +66,29 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
     Raises:
         EdgeInferError: whatever is wrong, named; nothing was published.
     """
-    with staging(output, replace=options.replace) as folder:
+    with staging(output, replace=options.replace) as folder, _scratch(output) as scratch:
         say(f"{recipe.file.name} {recipe.file.version} for {board.name}")
         files = {item.key: fetch(item, folder=recipe.folder) for item in recipe.file.data}
-        source = None
-        if recipe.file.source is not None:
-            source = fetch(recipe.file.source, folder=recipe.folder)
-            say(f"source    {recipe.file.source.origin}, {human(source)}")
-        model = prepare(recipe, source)
+        source = obtain(recipe)
+        if recipe.file.source is not None and source is not None:
+            how = f", exported by {source.facts['exporter']}" if source.facts else ""
+            kept = " (as before)" if source.reused else ""
+            say(f"source    {recipe.file.source.origin}, {human(size_bytes(source.path))}{how}{kept}")
+        prepared = prepare(recipe, source, requests_of(recipe, files), say)
+        model = prepared.model
         (folder / "model").mkdir()
-        float_model = folder / "model" / ".float.onnx"
-        onnx.save(model, str(float_model))
-        say(f"prepared  {len(model.graph.node)} nodes, opset {graph.opset_of(model)}, {human(float_model)}")
+        float_model = scratch / "float.onnx"
+        save(model, float_model)
+        say(f"prepared  {len(model.graph.node)} nodes, opset {opset_of(model)}, {human(size_bytes(float_model))}")
         job = Job(recipe, board, this_machine(), files, folder, float_model, options.seconds, options.costs_from, say)
         requests = job.golden()
         built, notes = make_variants(job, requests)
         golden = _write_golden(job, requests, built)
         best = built[0]
         write_json(folder / "reference.json", reference(best.evaluation.distributions, variant=best.recipe.name))
-        report = describe.report(job, built, notes, source_sha256=sha256(source.read_bytes()) if source else "")
+        notes = prepared.notes + notes
+        report = describe.report(job, built, notes, source_sha256=source.digest if source else "", prepared=prepared)
         write_json(folder / "report.json", report)
-        float_model.unlink()
         write_manifest(folder, describe.manifest(job, built, golden, model))
         manifest, digest = prove(folder)
         for note in notes:
@@ -97,36 +101,11 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
     return Result(output, digest, manifest, report)
 
 
-def prepare(recipe: Recipe, source: Path | None) -> onnx.ModelProto:
-    """Return the float graph that every variant is made from, held against the recipe's contract.
-
-    Raises:
-        ModelRefused: the source or the prepared graph is not fit.
-        ConfigError: graph.py makes no model, and there is no source.
-        RecipeCodeFailed: graph.py raised something, or returned no model.
-    """
-    if source is not None:
-        model = graph.load_source(source)
-    else:
-        make = recipe.hook("graph", "make_graph")
-        if make is None:
-            raise ConfigError(str(recipe.code("graph")), (Problem("make_graph", "is missing, and there is no source"),))
-        model = _model_of(recipe, make)
-        graph.check_source(model, f"{recipe.file.name}'s make_graph()")
-    if (surgery := recipe.hook("graph", "prepare")) is not None:
-        model = _model_of(recipe, surgery, model)
-        graph.check_source(model, f"{recipe.file.name} as prepared by graph.py")
-    model = graph.normalise(model, opset=recipe.file.opset)
-    graph.check_contract(model, recipe)
-    return model
-
-
-def _model_of(recipe: Recipe, function: Callable[..., Any], *arguments: onnx.ModelProto) -> onnx.ModelProto:
-    made = recipe_code.call(recipe.code("graph"), function, *arguments)
-    if not isinstance(made, onnx.ModelProto):
-        text = f"{function.__name__}() returns {type(made).__name__}, not an onnx.ModelProto"
-        raise RecipeCodeFailed(recipe.code("graph"), recipe_code.first_line(function), text)
-    return made
+@contextmanager
+def _scratch(output: Path) -> Iterator[Path]:
+    """Yield a folder beside the output for what no bundle holds."""
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.float-") as folder:
+        yield Path(folder)
 
 
 def _write_golden(job: Job, requests: list[GoldenRequest], built: list[Built]) -> list[Golden]:

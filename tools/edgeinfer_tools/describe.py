@@ -16,8 +16,10 @@ from edgeinfer.artifact.manifest import SCHEMA as MANIFEST_SCHEMA
 from edgeinfer.artifact.manifest import Golden, Manifest, Provenance, Runtime, Variant
 from edgeinfer.artifact.profile import SCHEMA as PROFILE_SCHEMA
 from edgeinfer.artifact.profile import Profile
-from edgeinfer_tools import graph
+from edgeinfer_tools.model_file import size_bytes
 from edgeinfer_tools.pack import file_table
+from edgeinfer_tools.prepare import Prepared
+from edgeinfer_tools.runtimes import opset_of
 from edgeinfer_tools.session import ORT_VERSION
 from edgeinfer_tools.targets import weight_range
 from edgeinfer_tools.variants import Built, Job, preferred
@@ -39,7 +41,7 @@ def manifest(job: Job, built: list[Built], golden: list[Golden], model: onnx.Mod
         classes=job.recipe.classes,
         variants=[_variant(item) for item in built],
         runtime=Runtime(
-            onnxruntime=file.onnxruntime or ORT_VERSION, opset=graph.opset_of(model), ir_version=int(model.ir_version)
+            onnxruntime=file.onnxruntime or ORT_VERSION, opset=opset_of(model), ir_version=int(model.ir_version)
         ),
         files=file_table(job.folder),
         golden=golden,
@@ -70,7 +72,7 @@ def _variant(item: Built) -> Variant:
     )
 
 
-def report(job: Job, built: list[Built], notes: list[str], *, source_sha256: str) -> dict[str, Any]:
+def report(job: Job, built: list[Built], notes: list[str], *, source_sha256: str, prepared: Prepared) -> dict[str, Any]:
     """Return report.json: what was done and what was measured, for people and for `inspect`."""
     weights = weight_range(job.board)
     return {
@@ -84,7 +86,8 @@ def report(job: Job, built: list[Built], notes: list[str], *, source_sha256: str
         "weights": {"reduced_range": weights.reduced, "reason": weights.reason},
         "notes": notes,
         "preferred": {"variant": (choice := preferred(built)).name, "reason": choice.reason},
-        "float_size_bytes": job.float_model.stat().st_size,
+        "float_size_bytes": size_bytes(job.float_model),
+        "preparation": prepared.report,
         "variants": [_variant_report(item) for item in built],
     }
 

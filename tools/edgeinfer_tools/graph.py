@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import TensorProto, checker, helper, version_converter
+from onnx import TensorProto, checker, helper, inliner, version_converter
 
 from edgeinfer.artifact.epcontext import refuse_compiled_contexts
-from edgeinfer_tools.faults import ModelRefused
+from edgeinfer.artifact.external_data import external_locations
+from edgeinfer.errors import ArtifactError
+from edgeinfer_tools.faults import ModelRefused, plain
+from edgeinfer_tools.model_file import is_large, lift_constants, loadable
 from edgeinfer_tools.recipe import Recipe
+from edgeinfer_tools.runtimes import IR_VERSION, check_versions, opset_of
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import onnxruntime as ort
 
-IR_VERSION = 10
-"""What onnxruntime 1.32 reads, and what opsets up to 21 need."""
-MAX_OPSET = 21
+ASIDE_FROM_BYTES = 1 << 10
+"""Smaller constants stay in the graph where large ones are kept outside: shapes and axes must be seen."""
 _QUANTIZED = (
     "QuantizeLinear",
     "DequantizeLinear",
@@ -69,9 +72,20 @@ def load_source(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(str(path))
     except Exception as error:  # protobuf's errors share no base with onnx's
-        raise ModelRefused(f"{path} is not an ONNX model: {_first_line(error)}") from error
+        if (missing := _missing_data(path)) and isinstance(error, FileNotFoundError | checker.ValidationError):
+            raise ModelRefused(f"{path} keeps weights in {missing}, which is not beside it") from error
+        raise ModelRefused(f"{path} is not an ONNX model: {plain(str(error))}") from error
+    if model.functions:
+        model = inliner.inline_local_functions(model)
     check_source(model, str(path))
     return model
+
+
+def _missing_data(path: Path) -> str:
+    try:
+        return ", ".join(sorted(name for name in external_locations(path) if not (path.parent / name).is_file()))
+    except ArtifactError:
+        return ""
 
 
 def check_source(model: onnx.ModelProto, name: str) -> None:
@@ -89,9 +103,12 @@ def check_source(model: onnx.ModelProto, name: str) -> None:
         )
     if found := quantized_operators(model):
         raise ModelRefused(f"{name} is already quantized (it has {', '.join(found)}); start from the float model")
-    opset = opset_of(model)
-    if not 7 <= opset <= MAX_OPSET:
-        raise ModelRefused(f"{name} has opset {opset}, this toolchain builds from 7 to {MAX_OPSET}; export it again")
+    check_versions(model, name)
+    foreign = next((node for node in all_nodes(model.graph) if node.domain not in _STANDARD_DOMAINS), None)
+    if foreign is not None:
+        what = f"{foreign.op_type} of {foreign.domain} (node {foreign.name or foreign.output[0]!r})"
+        why = "it was optimised for one runtime; " if foreign.domain == "com.microsoft" else ""
+        raise ModelRefused(f"{name} uses {what}: {why}start from the plain export, with standard ONNX operators only")
     repeated = [
         item for item, count in Counter(node.name for node in model.graph.node if node.name).items() if count > 1
     ]
@@ -108,55 +125,103 @@ def quantized_operators(model: onnx.ModelProto) -> list[str]:
     return sorted(kind for kind in kinds if kind in _QUANTIZED or kind.startswith("QLinear"))
 
 
-def opset_of(model: onnx.ModelProto) -> int:
-    """Return the version of the default operator set."""
-    return next((int(item.version) for item in model.opset_import if item.domain in {"", "ai.onnx"}), 0)
-
-
-def normalise(model: onnx.ModelProto, *, opset: int) -> onnx.ModelProto:
-    """Return the model at `opset`, folded and fused as far as standard operators allow.
+def to_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Return the model at `opset` or above, checked.
 
     Old opsets lack what quantization needs (per-channel DequantizeLinear came with 13), so they are converted.
 
     Raises:
-        ModelRefused: conversion or optimisation fails; the text names the operator.
+        ModelRefused: it cannot be; the text names the operator.
     """
+    bare, aside = _weights_aside(model) if is_large(model) else (model, [])
     try:
-        if opset_of(model) < opset:
-            model = version_converter.convert_version(model, opset)
-        model.ir_version = IR_VERSION
-        checker.check_model(model)
+        if opset_of(bare) < opset:
+            bare = version_converter.convert_version(bare, opset)
+        bare.ir_version = IR_VERSION
+        checker.check_model(bare)
     except Exception as error:  # onnx raises RuntimeError, ConvertError and ValidationError from C++
-        raise ModelRefused(f"the graph cannot be brought to opset {opset}: {_first_line(error)}") from error
-    optimised = _optimise(model)
-    used = {node.domain for node in all_nodes(optimised.graph)}
-    if foreign := sorted(used - _STANDARD_DOMAINS):
-        raise ModelRefused(
-            f"the graph uses operators of {', '.join(foreign)}; only standard ONNX operators can be built"
-        )
-    kept = [item for item in optimised.opset_import if item.domain in {"", "ai.onnx"} or item.domain in used]
-    del optimised.opset_import[:]
-    optimised.opset_import.extend(kept)
-    optimised.ir_version = IR_VERSION
-    optimised.producer_name = "edgeinfer-tools"
-    optimised.producer_version = ""
-    return optimised
+        raise ModelRefused(f"the graph cannot be brought to opset {opset}: {plain(str(error))}") from error
+    if aside:
+        names = {item.name for item in aside}
+        inputs = [
+            onnx.ValueInfoProto.FromString(i.SerializeToString()) for i in bare.graph.input if i.name not in names
+        ]
+        del bare.graph.input[:]
+        bare.graph.input.extend(inputs)
+        bare.graph.initializer.extend(aside)
+    return bare
 
 
-def _optimise(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold constants and fuse with ONNX Runtime's basic (hardware-independent) level."""
-    with tempfile.TemporaryDirectory() as folder:
+def _weights_aside(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.TensorProto]]:
+    """Return a copy that takes its large weights as inputs, and these weights; `model` has its constants lifted.
+
+    ONNX's own tools hand models to C++ as bytes, which end at 2 GiB.
+    """
+    lift_constants(model)
+    aside = [item for item in model.graph.initializer if len(item.raw_data) >= ASIDE_FROM_BYTES]
+    names = {item.name for item in aside}
+    bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph, whole = bare.graph, model.graph
+    graph.name = whole.name
+    graph.node.extend(whole.node)
+    graph.input.extend(whole.input)
+    graph.output.extend(whole.output)
+    graph.value_info.extend(whole.value_info)
+    graph.initializer.extend(item for item in whole.initializer if item.name not in names)
+    there = {item.name for item in whole.input}
+    graph.input.extend(
+        helper.make_tensor_value_info(item.name, item.data_type, list(item.dims))
+        for item in aside
+        if item.name not in there
+    )
+    return bare, aside
+
+
+def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model folded and fused with ONNX Runtime's basic (hardware-independent) level.
+
+    Raises:
+        ModelRefused: the runtime rejects it.
+    """
+    with tempfile.TemporaryDirectory() as folder, loadable(model) as source:
         target = Path(folder) / "optimised.onnx"
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(target)
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
+        if isinstance(source, Path):
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+            options.add_session_config_entry(
+                "session.optimized_model_external_initializers_min_size_in_bytes", str(ASIDE_FROM_BYTES)
+            )
         try:
-            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            ort.InferenceSession(
+                source if isinstance(source, bytes) else str(source), options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # ONNX Runtime's errors share no other base
-            raise ModelRefused(f"the runtime rejects the prepared graph: {_first_line(error)}") from error
+            raise ModelRefused(f"the runtime rejects the prepared graph: {plain(str(error))}") from error
         return onnx.load(str(target))
+
+
+def finish(model: onnx.ModelProto, *, ir_version: int) -> onnx.ModelProto:
+    """Return the model with standard operators only, the operator sets that it uses, and our name; it is changed.
+
+    Raises:
+        ModelRefused: it uses operators of somebody's own.
+    """
+    used = {node.domain for node in all_nodes(model.graph)}
+    if foreign := sorted(used - _STANDARD_DOMAINS):
+        raise ModelRefused(
+            f"the graph uses operators of {', '.join(foreign)}; only standard ONNX operators can be built"
+        )
+    kept = [item for item in model.opset_import if item.domain in {"", "ai.onnx"} or item.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    model.ir_version = ir_version
+    model.producer_name = "edgeinfer-tools"
+    model.producer_version = ""
+    return model
 
 
 def check_contract(model: onnx.ModelProto, recipe: Recipe) -> None:
@@ -223,8 +288,3 @@ def compose(
     return helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION, producer_name="edgeinfer-tools"
     )
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

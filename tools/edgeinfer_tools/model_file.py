@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,62 @@ def load(path: Path) -> onnx.ModelProto:
     return model
 
 
-def save(model: onnx.ModelProto, path: Path, *, external_from_bytes: int = EXTERNAL_FROM_BYTES) -> None:
+def weights_bytes(model: onnx.ModelProto) -> int:
+    """Return the size of all constants: initializers, and tensors in attributes (Constant nodes have theirs there)."""
+    total = 0
+    for graph in graphs(model.graph):
+        held = [item.t for node in graph.node for item in node.attribute if item.HasField("t")]
+        total += sum(_tensor_bytes(item) for item in (*graph.initializer, *held))
+    return total
+
+
+def _tensor_bytes(tensor: onnx.TensorProto) -> int:
+    if tensor.data_type == TensorProto.STRING:
+        return sum(len(item) for item in tensor.string_data)
+    item = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize if tensor.data_type else 0
+    return int(np.prod(tensor.dims, dtype=np.int64)) * item
+
+
+def is_large(model: onnx.ModelProto, limit_bytes: int | None = None) -> bool:
+    """Return whether the model needs a file of its own for its weights. Counts, and serializes nothing."""
+    return weights_bytes(model) >= (EXTERNAL_FROM_BYTES if limit_bytes is None else limit_bytes)
+
+
+def lift_constants(model: onnx.ModelProto) -> None:
+    """Turn Constant nodes into initializers, which can lie outside; `model` is changed."""
+    for graph in graphs(model.graph):
+        made = {item.name for item in graph.output}
+        kept = []
+        for node in graph.node:
+            value = next((item for item in node.attribute if item.name == "value" and item.HasField("t")), None)
+            if node.op_type != "Constant" or value is None or node.output[0] in made:
+                kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
+                continue
+            graph.initializer.add().CopyFrom(value.t)
+            graph.initializer[-1].name = node.output[0]
+        if len(kept) < len(graph.node):
+            del graph.node[:]
+            graph.node.extend(kept)
+
+
+@contextmanager
+def loadable(model: onnx.ModelProto) -> Iterator[Path | bytes]:
+    """Yield the model as a runtime takes it: bytes, or a file for the block's time when it is too large for that."""
+    if not is_large(model):
+        yield model.SerializeToString()
+        return
+    with tempfile.TemporaryDirectory(prefix="edgeinfer-model-") as folder:
+        save(model, Path(folder) / "model.onnx")
+        yield Path(folder) / "model.onnx"
+
+
+def save(model: onnx.ModelProto, path: Path, *, external_from_bytes: int | None = None) -> None:
     """Write the model, its weights beside it as `NAME.data` when they are too many for one file."""
-    if model.ByteSize() >= external_from_bytes:
+    if is_large(model, external_from_bytes):
+        large = onnx.ModelProto()
+        large.CopyFrom(model)  # saving turns its tensors into references
+        lift_constants(large)
+        model = large
         onnx.save(
             model, str(path), save_as_external_data=True, all_tensors_to_one_file=True, location=f"{path.name}.data"
         )
@@ -177,7 +231,7 @@ def _channel_axis(node: onnx.NodeProto) -> int | None:
 
 def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the types and shapes that ONNX's own inference finds; past 2 GiB by way of files."""
-    if model.ByteSize() < EXTERNAL_FROM_BYTES:
+    if not is_large(model):
         return shape_inference.infer_shapes(model, data_prop=True)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "model.onnx", Path(folder) / "inferred.onnx"

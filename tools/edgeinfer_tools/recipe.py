@@ -1,10 +1,11 @@
 """Read a recipe: models/NAME/recipe.toml and the Python beside it.
 
 Owns the recipe's schema. The recipe says where the model and the data come from, what the device will be asked
-(inputs, outputs, state), which variants to build and how good they must be. Two optional Python files say the rest:
+(inputs, outputs, state), which variants to build and how good they must be. `[source]` and `[[data]]` are `origin`'s,
+preprocess and postprocess `steps.schema`'s. Two optional Python files say the rest:
 
-- graph.py: `make_graph() -> onnx.ModelProto` makes the model (no `[source]` then); `prepare(model) -> model` bakes
-  pre- and post-processing into it.
+- graph.py: `make_graph() -> onnx.ModelProto` makes the model (no `[source]` then); `prepare(model) -> model` changes
+  it as no step can.
 - data.py: `calibration(files)`, `evaluation(files)` and `samples(files)`, see `edgeinfer_tools.samples`.
 
 They are the recipe's author's code and run with the author's rights: build only recipes that you trust.
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,40 +28,13 @@ from edgeinfer.artifact.provider import CPU_PROVIDER, check_providers
 from edgeinfer.errors import ConfigError, Problem
 from edgeinfer.toml_file import load_toml, make_converter, structure
 from edgeinfer_tools.metrics import SCORES, WITHOUT_OUTPUT
+from edgeinfer_tools.origin import PackageFile, Source, check_package, check_source
 from edgeinfer_tools.recipe_code import blamed_on
+from edgeinfer_tools.steps.schema import AnyStep, parse_steps
 
 RECIPE_FILE = "recipe.toml"
 METHODS = ("keep", "static", "dynamic", "weights", "fp16")
 METRICS = ("label_agreement", "label_accuracy", "iou", "max_abs_error", "mean_abs_error", "macro_f1", *SCORES)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True)
-class PackageFile:
-    """One file of a published package, or of this machine; bytes are what `sha256` says or it is refused."""
-
-    file: str
-    """Path inside the package; with neither `pypi` nor `debian`, a path beside the recipe."""
-    sha256: str = ""
-    """Must be given for files of packages."""
-    pypi: str = ""
-    """`NAME==VERSION` of a wheel."""
-    debian: str = ""
-    """Name of a Debian package."""
-    name: str = ""
-    """Key by which data.py finds it; default the file's own name."""
-    license: str = ""
-
-    @property
-    def key(self) -> str:
-        """Name for data.py."""
-        return self.name or Path(self.file).name
-
-    @property
-    def origin(self) -> str:
-        """Where it comes from, for people."""
-        package = self.pypi or (f"Debian {self.debian}" if self.debian else "")
-        return f"{package}: {self.file}" if package else self.file
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +58,8 @@ class VariantRecipe:
     """Execution providers in order of precedence, see docs/accelerators.md; they must be installed here too."""
     provider_options: dict[str, Any] = field(default_factory=dict)
     """Options of each, a table of texts."""
+    source: Source | None = None
+    """Another network of the same contract, a smaller one say, that it is made from instead of the recipe's."""
 
     @property
     def quantized(self) -> bool:
@@ -115,7 +92,13 @@ class RecipeFile:
     variants: list[VariantRecipe]
     gates: list[Gate]
     """The first one is the variant's quality."""
-    source: PackageFile | None = None
+    source: Source | None = None
+    preprocess: list[dict[str, Any]] = field(default_factory=list)
+    """Steps from the recipe's inputs to the model's, see `edgeinfer_tools.steps.schema`."""
+    postprocess: list[dict[str, Any]] = field(default_factory=list)
+    """Steps from the model's outputs to the recipe's."""
+    dimensions: dict[str, Any] = field(default_factory=dict)
+    """Sizes of the model's dynamic dimensions, by the names that the graph has for them."""
     data: list[PackageFile] = field(default_factory=list)
     state: list[dict[str, Any]] = field(default_factory=list)
     classes: dict[str, Any] | None = None
@@ -123,6 +106,8 @@ class RecipeFile:
     description: str = ""
     license: str = ""
     revision: str = ""
+    budget: dict[str, Any] = field(default_factory=dict)
+    """What the bundle may cost, see `edgeinfer_tools.search.budget`: the build then searches for the best variants."""
     golden: int = 3
     """How many of the evaluation's first requests become golden ones."""
     opset: int = 18
@@ -140,6 +125,8 @@ class Recipe:
     outputs: list[TensorSpec]
     state: list[StateSpec]
     classes: Classes | None
+    preprocess: list[AnyStep] = field(default_factory=list)
+    postprocess: list[AnyStep] = field(default_factory=list)
 
     def code(self, module: str) -> Path:
         """Return where a Python file of the recipe is, or would be."""
@@ -160,6 +147,7 @@ class Recipe:
         assert spec is not None
         assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = loaded  # dataclasses look their module up
         with blamed_on(path):
             spec.loader.exec_module(loaded)
         found = getattr(loaded, function, None)
@@ -183,7 +171,9 @@ def load_recipe(folder: Path) -> Recipe:
     outputs = _specs(parsed.outputs, TensorSpec, "outputs", problems)
     state = _specs(parsed.state, StateSpec, "state", problems)
     classes = _specs([parsed.classes] if parsed.classes is not None else [], Classes, "classes", problems)
-    recipe = Recipe(folder, parsed, inputs, outputs, state, classes[0] if classes else None)
+    before = parse_steps(parsed.preprocess, "preprocess", problems)
+    after = parse_steps(parsed.postprocess, "postprocess", problems)
+    recipe = Recipe(folder, parsed, inputs, outputs, state, classes[0] if classes else None, before, after)
     problems += _check(recipe)
     if problems:
         raise ConfigError(str(path), tuple(problems))
@@ -212,6 +202,9 @@ def _check(recipe: Recipe) -> list[Problem]:
         if variant.method not in METHODS:
             problems.append(Problem(f"variants[{index}].method", f"{variant.method!r} is not {', '.join(METHODS)}"))
         problems += _check_variant_providers(variant, f"variants[{index}].providers")
+        if variant.source is not None:
+            wrong = check_source(variant.source, has_steps=bool(file.preprocess or file.postprocess))
+            problems += [replace(problem, path=f"variants[{index}].{problem.path}") for problem in wrong]
         if names.count(variant.name) > 1:
             problems.append(Problem(f"variants[{index}].name", f"{variant.name!r} appears twice"))
         if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", variant.name):
@@ -222,9 +215,15 @@ def _check(recipe: Recipe) -> list[Problem]:
         problems += _check_gate(gate, f"gates[{index}]", outputs, has_classes=recipe.classes is not None)
     if file.golden < 1:
         problems.append(Problem("golden", f"{file.golden} is not at least 1"))
-    for where, item in [("source", file.source), *((f"data[{i}]", item) for i, item in enumerate(file.data))]:
-        if item is not None:
-            problems += _check_package(item, where)
+    if file.source is not None:
+        problems += check_source(file.source, has_steps=bool(file.preprocess or file.postprocess))
+    for index, item in enumerate(file.data):
+        problems += check_package(item, f"data[{index}]")
+    problems += [
+        Problem(f"dimensions.{name}", f"{size!r} is no size: a whole number of at least 1")
+        for name, size in file.dimensions.items()
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1
+    ]
     keys = [item.key for item in file.data]
     problems += [
         Problem("data", f"two files are named {key!r}; set name") for key in sorted(set(keys)) if keys.count(key) > 1
@@ -253,15 +252,4 @@ def _check_gate(gate: Gate, path: str, outputs: set[str], *, has_classes: bool) 
             problems.append(Problem(f"{path}.metric", f"{gate.metric} needs [classes]"))
     elif gate.metric not in WITHOUT_OUTPUT and gate.output not in outputs:
         problems.append(Problem(f"{path}.output", f"{gate.output!r} is not an output ({', '.join(sorted(outputs))})"))
-    return problems
-
-
-def _check_package(item: PackageFile, path: str) -> list[Problem]:
-    problems = []
-    if item.pypi and item.debian:
-        problems.append(Problem(path, "names both pypi and debian; one file has one origin"))
-    if item.pypi and "==" not in item.pypi:
-        problems.append(Problem(f"{path}.pypi", f"{item.pypi!r} has no version: write NAME==VERSION"))
-    if (item.pypi or item.debian) and not _SHA256.fullmatch(item.sha256):
-        problems.append(Problem(f"{path}.sha256", "must be the 64 hex digits of the file's sha256"))
     return problems

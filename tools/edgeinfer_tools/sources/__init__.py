@@ -1,0 +1,1 @@
+"""Where a recipe's float model comes from: ONNX files, Hugging Face folders, PyTorch modules."""
