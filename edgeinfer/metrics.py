@@ -40,6 +40,14 @@ class LatencyHistogram:
         self.total_ns += value
         self.max_ns = max(self.max_ns, value)
 
+    def include(self, other: LatencyHistogram) -> None:
+        """Count what another one has counted, too."""
+        for index, count in other._buckets.items():
+            self._buckets[index] = self._buckets.get(index, 0) + count
+        self.count += other.count
+        self.total_ns += other.total_ns
+        self.max_ns = max(self.max_ns, other.max_ns)
+
     def percentile_ns(self, percent: float) -> int | None:
         """Return the upper bound of the bucket that holds the percentile, None when nothing was counted."""
         if not self.count:
@@ -64,6 +72,16 @@ class OriginCounts:
     latency: dict[Placement, LatencyHistogram] = field(default_factory=dict)
     """Of `ok` and `late` requests, from capture or reception to the end."""
 
+    def include(self, other: OriginCounts) -> None:
+        """Count what another one has counted, too."""
+        self.received += other.received
+        self.in_flight += other.in_flight
+        self.ended.update(other.ended)
+        self.reasons.update(other.reasons)
+        self.placed.update(other.placed)
+        for placement, histogram in other.latency.items():
+            self.latency.setdefault(placement, LatencyHistogram()).include(histogram)
+
     @property
     def balanced(self) -> bool:
         """Whether the accounting identity holds."""
@@ -83,28 +101,35 @@ class Accounting:
     """Counters of all requests, by origin. Loop thread only."""
 
     def __init__(self) -> None:
-        self.total = OriginCounts()
         self.origins: dict[str, OriginCounts] = {}
 
     def received(self, request: InferRequest) -> None:
         """Count a request in. Call once, before anything is decided about it."""
-        for counts in (self.total, self._of(request)):
-            counts.received += 1
-            counts.in_flight += 1
+        counts = self._of(request)
+        counts.received += 1
+        counts.in_flight += 1
 
     def ended(self, outcome: Outcome) -> None:
         """Count a request out. Call once."""
-        for counts in (self.total, self._of(outcome.request)):
-            counts.in_flight -= 1
-            counts.ended[outcome.kind] += 1
-            counts.placed[outcome.placement, outcome.kind] += 1
-            if outcome.reason:
-                counts.reasons[outcome.kind, outcome.reason] += 1
-            if outcome.result is not None:
-                histogram = counts.latency.get(outcome.placement)
-                if histogram is None:
-                    histogram = counts.latency[outcome.placement] = LatencyHistogram()
-                histogram.add(outcome.latency_ns)
+        counts = self._of(outcome.request)
+        counts.in_flight -= 1
+        counts.ended[outcome.kind] += 1
+        counts.placed[outcome.placement, outcome.kind] += 1
+        if outcome.reason:
+            counts.reasons[outcome.kind, outcome.reason] += 1
+        if outcome.result is not None:
+            histogram = counts.latency.get(outcome.placement)
+            if histogram is None:
+                histogram = counts.latency[outcome.placement] = LatencyHistogram()
+            histogram.add(outcome.latency_ns)
+
+    @property
+    def total(self) -> OriginCounts:
+        """All origins together, added up when asked: a fresh copy."""
+        total = OriginCounts()
+        for counts in self.origins.values():
+            total.include(counts)
+        return total
 
     def check(self) -> None:
         """Prove the identity.

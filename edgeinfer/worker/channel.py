@@ -26,6 +26,9 @@ MAX_MESSAGE_BYTES: Final = 128 << 10
 """Largest message; below the kernel's default send buffer (208 KiB), so that one always fits."""
 MAX_MESSAGE_FDS: Final = 4
 _READS_AFTER_END: Final = 512
+_WHOLE: Final = int(socket.MSG_TRUNC)  # as a number: of two flags of the enum, Python would make a third one each time
+_TRUNCATED: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+_CLOSE_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 _FD_BYTES: Final = array.array("i").itemsize
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_MESSAGE_FDS * _FD_BYTES)
 
@@ -58,17 +61,29 @@ def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
 
 def _receive(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, list[int]]:
     """Read one packet into `buffer`; an empty one means the end. Truncation is a protocol error."""
-    count, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-    if not ancillary and not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    count, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+    if not ancillary and not flags & _TRUNCATED:
         return memoryview(buffer)[:count], []
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % _FD_BYTES])
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if flags & _TRUNCATED:
         close_all(fds)
-        raise ProtocolError(f"a message on the worker channel is larger than {MAX_MESSAGE_BYTES} bytes")
+        raise _too_large()
     return memoryview(buffer)[:count], fds.tolist()
+
+
+def _receive_alone(sock: socket.socket, buffer: bytearray) -> memoryview:
+    """Read one packet of somebody who has no descriptors to pass: the kernel closes those that come all the same."""
+    count = sock.recv_into(buffer, 0, _WHOLE)  # tells the packet's own length, also where that does not fit
+    if count > len(buffer):
+        raise _too_large()
+    return memoryview(buffer)[:count]
+
+
+def _too_large() -> ProtocolError:
+    return ProtocolError(f"a message on the worker channel is larger than {MAX_MESSAGE_BYTES} bytes")
 
 
 def close_all(fds: Sequence[int] | array.array[int]) -> None:
@@ -90,9 +105,9 @@ def _encode(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytes:
 class DaemonEnd(Generic[Received, Sent]):
     """The event loop's end of a channel.
 
-    Loop thread only. `union` is the type of what comes. Messages are handed to `on_message` in order, with the
-    descriptors that came with them (the receiver owns those). `on_closed` is called once when the other side is gone
-    (with an empty text) or spoke nonsense (with what was wrong); not after `close`. The out queue holds `out_limit`
+    Loop thread only. `union` is the type of what comes. Messages are handed to `on_message` in order; descriptors
+    travel to the process only. `on_closed` is called once when the other side is gone (with an empty text) or spoke
+    nonsense (with what was wrong); not after `close`. The out queue holds `out_limit`
     messages beyond the kernel's own buffer; when it is full, `send` raises `ChannelFull` and nothing is sent.
     """
 
@@ -102,7 +117,7 @@ class DaemonEnd(Generic[Received, Sent]):
         loop: asyncio.AbstractEventLoop,
         union: Any,
         *,
-        on_message: Callable[[Received, list[int]], None],
+        on_message: Callable[[Received], None],
         on_closed: Callable[[str], None],
         out_limit: int = 64,
     ) -> None:
@@ -184,9 +199,8 @@ class DaemonEnd(Generic[Received, Sent]):
         """
         if not self._open:
             return False  # closed by the receiver of the message before
-        fds: list[int] = []
         try:
-            data, fds = _receive(self._sock, self._buffer)
+            data = _receive_alone(self._sock, self._buffer)
             if not data:
                 self._fail("")
                 return False
@@ -197,10 +211,9 @@ class DaemonEnd(Generic[Received, Sent]):
             self._fail("")
             return False
         except (OSError, ProtocolError, msgspec.MsgspecError) as error:
-            close_all(fds)
             self._fail(f"unreadable message: {error}")
             return False
-        self._on_message(message, fds)
+        self._on_message(message)
         return True
 
     def _fail(self, reason: str) -> None:

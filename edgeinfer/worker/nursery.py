@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from edgeinfer.clock import NS_PER_S, LoopClock
 from edgeinfer.errors import InternalError, ProtocolError, RuntimeUnusable, SessionError
 from edgeinfer.worker import lineage
-from edgeinfer.worker.channel import DaemonEnd, close_all, make_pair
+from edgeinfer.worker.channel import DaemonEnd, make_pair
 from edgeinfer.worker.hatch import Hatched, hatch
 from edgeinfer.worker.lineage import Child, ExitStatus
 from edgeinfer.worker.messages import (
@@ -293,8 +293,7 @@ class Nursery:
     def _adopt(self, child: Child, ours: socket.socket) -> None:
         zygote: _Zygote
 
-        def on_message(message: FromZygote, fds: list[int]) -> None:
-            close_all(fds)
+        def on_message(message: FromZygote) -> None:
             self._on_message(zygote, message)
 
         def on_closed(reason: str) -> None:

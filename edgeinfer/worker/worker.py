@@ -22,7 +22,7 @@ from edgeinfer.clock import NS_PER_S, LoopClock
 from edgeinfer.errors import ProtocolError, SessionError
 from edgeinfer.request import Payload
 from edgeinfer.worker.cancels import CancelPipe
-from edgeinfer.worker.channel import DaemonEnd, close_all
+from edgeinfer.worker.channel import DaemonEnd
 from edgeinfer.worker.flight import CRASHED, WORKER_LOST, Flights, RunEnding, RunOrder, RunResult
 from edgeinfer.worker.lineage import KILL_PATIENCE_S, ExitStatus
 from edgeinfer.worker.memory import read_memory
@@ -318,8 +318,7 @@ class Worker:
         self._flights.close(detail)
         self._child.kill()
 
-    def _on_message(self, message: FromWorker, fds: list[int]) -> None:
-        close_all(fds)
+    def _on_message(self, message: FromWorker) -> None:
         match message:
             case Done():
                 self._flights.on_done(message)

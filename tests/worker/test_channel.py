@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 
+import msgspec
 import pytest
 
 from edgeinfer.errors import ProtocolError
@@ -25,7 +26,7 @@ class Ends:
 
     def __init__(self, out_limit: int = 4) -> None:
         ours, theirs = make_pair()
-        self.heard: list[tuple[FromWorker, list[int]]] = []
+        self.heard: list[FromWorker] = []
         self.closed: list[str] = []
         self.raw = theirs
         self.process: ProcessEnd[ToWorker, FromWorker] = ProcessEnd(theirs, ToWorker)
@@ -33,7 +34,7 @@ class Ends:
             ours,
             asyncio.get_running_loop(),
             FromWorker,
-            on_message=lambda message, fds: self.heard.append((message, fds)),
+            on_message=self.heard.append,
             on_closed=self.closed.append,
             out_limit=out_limit,
         )
@@ -98,7 +99,7 @@ async def test_nonsense_closes_the_channel_and_says_so_once(garbage: bytes) -> N
     ends.process.send(Log(30, "before"))
     ends.raw.send(garbage)
     await until(lambda: ends.closed)
-    assert ends.heard == [(Log(30, "before"), [])]
+    assert ends.heard == [Log(30, "before")]
     assert len(ends.closed) == 1
     assert "unreadable" in ends.closed[0]
     with pytest.raises(ChannelClosed):
@@ -111,6 +112,19 @@ async def test_oversize_packet_from_the_process_is_a_protocol_error_not_a_trunca
     ends.raw.send(b"x" * (MAX_MESSAGE_BYTES + 1))
     await until(lambda: ends.closed)
     assert str(MAX_MESSAGE_BYTES) in ends.closed[0]
+
+
+async def test_descriptors_from_a_process_are_closed_unseen() -> None:
+    ends = Ends()
+    read_fd, write_fd = os.pipe()
+    socket.send_fds(ends.raw, [msgspec.msgpack.encode(Log(30, "here is one"))], [write_fd])
+    os.close(write_fd)
+    await until(lambda: ends.heard)
+    assert ends.heard == [Log(30, "here is one")]
+    assert os.read(read_fd, 1) == b""  # nobody holds the other end
+    os.close(read_fd)
+    ends.daemon.close()
+    ends.process.close()
 
 
 async def test_end_of_either_side_is_seen_by_the_other() -> None:
