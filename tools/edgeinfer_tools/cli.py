@@ -18,7 +18,7 @@ from edgeinfer.artifact.profile import read_profile
 from edgeinfer.errors import ConfigError, EdgeInferError, Problem
 
 EXTRAS = {
-    **dict.fromkeys(("onnx", "rich", "onnx_ir", "rapidfuzz", "pycocotools"), "tools"),
+    **dict.fromkeys(("onnx", "rich", "onnx_ir", "onnxslim", "sympy", "rapidfuzz", "pycocotools"), "tools"),
     **dict.fromkeys(("model_signing", "OpenSSL"), "signing"),
     "cryptography": "signatures",
 }
