@@ -16,7 +16,7 @@ from pathlib import Path
 from edgeinfer.sensors.hwmon import HwmonChip, find_chips, inputs, label
 from edgeinfer.sensors.probe import read_static, read_text
 
-WHOLE_BOARD = ("VDD_IN", "POM_5V_IN", "SYS_VIN", "psys", "package-0")
+WHOLE_BOARD = ("VDD_IN", "POM_5V_IN", "SYS_VIN", "package-0", "psys")
 """What tells of the whole board, or of most of it, where the board file names no rail; first come, first taken."""
 _MAX_SOURCES = 64
 _DOMAIN_NAME = re.compile(r"[a-z-]+(:\d+)+")
