@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -102,7 +102,19 @@ class GateResult:
         return f"{name} is {self.value:.4f}, the gate is {bound}"
 
 
-def evaluate(variant: Runner, reference: Runner, streams: Iterable[Stream], recipe: Recipe) -> Evaluation:
+class Answering(Protocol):
+    """What answers as a `Runner` does."""
+
+    def reset(self) -> None:
+        """Start a stream with no state."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs by name."""
+        ...
+
+
+def evaluate(variant: Runner, reference: Answering, streams: Iterable[Stream], recipe: Recipe) -> Evaluation:
     """Run both models over all streams.
 
     Raises:

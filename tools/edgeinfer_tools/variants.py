@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from edgeinfer_tools.fetch import cache_dir
 from edgeinfer_tools.golden import GoldenRequest, Recorded, golden_requests, record, tolerance
 from edgeinfer_tools.machine import Machine, thread_counts
 from edgeinfer_tools.measure import measure
+from edgeinfer_tools.origin import Source
 from edgeinfer_tools.quantize import Quantized, quantize
 from edgeinfer_tools.ranges import Calibration
 from edgeinfer_tools.recipe import Recipe, VariantRecipe
@@ -59,6 +60,12 @@ class Job:
     costs_from: Profile | None
     """Costs to take instead of measuring."""
     say: Callable[[str], None]
+    networks: dict[str, Path] = field(default_factory=dict)
+    """Prepared models of variants that have a source of their own, by `network_key`."""
+
+    def float_of(self, source: Source | None) -> Path:
+        """Return the prepared model that a variant with this source is made from."""
+        return self.float_model if source is None else self.networks[network_key(source)]
 
     def runner(
         self, model: Path, level: Level = "all", threads: int = 1, *, variant: VariantRecipe | None = None
@@ -101,6 +108,11 @@ class Job:
         return golden_requests(self.streams(function), self.recipe)
 
 
+def network_key(source: Source) -> str:
+    """Return a text that is equal for equal sources."""
+    return repr(source)
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """One variant that passed."""
@@ -132,8 +144,11 @@ def make_variants(job: Job, golden: list[GoldenRequest]) -> tuple[list[Built], l
         EdgeInferError: the model, the data or the runtime is at fault.
     """
     smoke(job.float_model, golden[0].tensors, job.recipe.state)
-    notes, built, calibration = _notes_on_board(job), [], _calibration(job, golden[0])
+    notes, built = _notes_on_board(job), []
+    calibrations: dict[Path, Calibration] = {}
     for variant in job.recipe.file.variants:
+        network = job.float_of(variant.source)
+        calibration = calibrations.setdefault(network, calibration_of(job, golden[0], network))
         found = _make(job, variant, golden, calibration)
         if isinstance(found, Built):
             built.append(found)
@@ -202,7 +217,7 @@ def _judged(
     """Quantize, prove, evaluate on what data.py's function `data` yields."""
     if scheme.calibrated:
         job.say(f"{variant.name:<9} calibrating on real data")
-    made = quantize(job.float_model, scheme, target_of(job.board), calibration, target)
+    made = quantize(job.float_of(variant.source), scheme, target_of(job.board), calibration, target)
     samples = f", {made.calibration_samples} samples" if made.calibration_samples else ""
     job.say(f"{variant.name:<9} {scheme.title}{samples}, {human(made.size_bytes)}")
     job.say(f"{'':<9} evaluating, beside the float model")
@@ -224,9 +239,10 @@ def _rescued(
     """Keep the most sensitive nodes float until the gates hold; None when they never do."""
     requests = (request for stream in job.streams(job.selection) for request in stream.requests)
     tensors = (decode_inputs(item, job.recipe.inputs) for item in islice(requests, SENSITIVITY_REQUESTS))
-    error = OutputError(job.float_model, tensors, job.recipe.state)
+    network = job.float_of(variant.source)
+    error = OutputError(network, tensors, job.recipe.state)
     ranking = rank(
-        job.float_model, scheme, calibration, error,
+        network, scheme, calibration, error,
         cache=cache_dir() / "sensitivity", say=lambda line: job.say(f"{'':<9} {line}"),
     )  # fmt: skip
 
@@ -243,13 +259,15 @@ def _extents(job: Job, evaluation: Evaluation) -> list[tuple[float, float]]:
     return [evaluation.distributions[f"outputs.{name}"].extent for name in floats]
 
 
-def _calibration(job: Job, typical: GoldenRequest) -> Calibration:
+def calibration_of(job: Job, typical: GoldenRequest, network: Path) -> Calibration:
+    """Return the recipe's calibration data for a prepared model."""
+
     def samples() -> CheckedSamples:
         return CheckedSamples(
             job.streams("calibration"),
             job.recipe.inputs,
             state=job.recipe.state,
-            float_model=lambda: job.runner(job.float_model),
+            float_model=lambda: job.runner(network),
             on_sample=progress,
         )
 
