@@ -75,26 +75,30 @@ def _kept_ratio(step: Resize, wiring: Wiring, wire: Wire, axes: tuple[int, int],
 
 
 def _resized(step: Resize, wiring: Wiring, wire: Wire, axes: tuple[int, int], sizes: str) -> str:
-    inputs = [wire.name, "", "", sizes]
     attributes: dict[str, Any] = {"mode": step.interpolation, "coordinate_transformation_mode": "half_pixel"}
     if step.interpolation == "nearest":
-        return wiring.node("Resize", inputs, axes=list(axes), nearest_mode="round_prefer_ceil", **attributes)
-    if step.interpolation == "linear" or step.antialias:
-        more: dict[str, Any] = {"antialias": 1} if step.antialias else {}
-        if step.interpolation == "cubic":
-            more["cubic_coeff_a"] = -0.5  # as Pillow
-        return wiring.node("Resize", inputs, axes=list(axes), **attributes, **more)
-    # The runtime has this one only for float pictures with their channels first.
-    name = wiring.to_float(wire).name
-    if axes == (1, 2):
-        name = wiring.node("Transpose", [name], perm=[0, 3, 1, 2])
-    name = wiring.node("Resize", [name, "", "", sizes], axes=[2, 3], cubic_coeff_a=-0.75, **attributes)  # as OpenCV
-    if axes == (1, 2):
-        name = wiring.node("Transpose", [name], perm=[0, 2, 3, 1])
-    if wire.kind == UINT8:
-        clipped = wiring.node("Clip", [wiring.node("Round", [name]), wiring.floats(0), wiring.floats(255)])
-        name = wiring.node("Cast", [clipped], to=UINT8)
-    return name
+        attributes["nearest_mode"] = "round_prefer_ceil"
+    if step.antialias and step.interpolation != "nearest":
+        attributes["antialias"] = 1
+    if step.interpolation == "cubic":
+        if not step.antialias:
+            raise ModelRefused(
+                "step resize: cubic needs antialias = true; the runtime has the plain one not for pictures that shrink"
+            )
+        attributes["cubic_coeff_a"] = -0.5  # as Pillow
+    return wiring.node("Resize", [wire.name, "", "", _all_sizes(wiring, wire, axes, sizes)], **attributes)
+
+
+def _all_sizes(wiring: Wiring, wire: Wire, axes: tuple[int, int], sizes: str) -> str:
+    """Return the sizes of all four axes: the runtime's optimiser loses track where Resize names only two."""
+    shape = "" if min(wire.shape[0], wire.shape[3 if axes == (1, 2) else 1]) >= 0 else wiring.node("Shape", [wire.name])
+
+    def kept(axis: int) -> str:
+        known = wire.shape[axis]
+        return wiring.ints([known]) if known >= 0 else wiring.node("Gather", [shape, wiring.ints([axis])], axis=0)
+
+    parts = [kept(0), sizes, kept(3)] if axes == (1, 2) else [kept(0), kept(1), sizes]
+    return wiring.node("Concat", parts, axis=0)
 
 
 def _padded(step: Resize, wiring: Wiring, wire: Wire, *, axes: tuple[int, int], wanted: str, sizes: str) -> str:
