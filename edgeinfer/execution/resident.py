@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 from edgeinfer.artifact.manifest import Manifest, Variant
@@ -155,7 +156,7 @@ class ResidentModel:
     @property
     def alive(self) -> int:
         """How many workers can take requests."""
-        return sum(worker is not None and worker.is_alive for worker in self._workers)
+        return len(self.workers)
 
     async def open(self) -> None:
         """Start every worker.
@@ -211,11 +212,10 @@ class ResidentModel:
         if self.manifest.stateful and self._workers:
             pinned = self._workers[zlib.crc32((stream or "").encode()) % len(self._workers)]
             return pinned if pinned is not None and pinned.is_alive else None
-        idlest, least = None, 0
-        for worker in self._workers:
-            if worker is not None and worker.is_alive and (idlest is None or worker.in_flight < least):
-                idlest, least = worker, worker.in_flight
-        return idlest
+        workers = self.workers
+        if len(workers) > 1:
+            return min(workers, key=attrgetter("in_flight"))
+        return workers[0] if workers else None
 
     async def pick_soon(self, stream: str | None, *, deadline_ns: int) -> Worker | None:
         """As `pick`, but waits for the successor of a worker that is being replaced, until the deadline."""

@@ -119,16 +119,14 @@ class _Window:
         self.total = math.fsum(self.ordered)
         self.squares = math.fsum(full * full for full in self.ordered)
 
-    @property
-    def mean(self) -> float:
-        """Mean duration; there must be one."""
-        return self.total / len(self.runs)
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the durations."""
-        count = len(self.runs)
-        return math.sqrt(max(0.0, self.squares / count - self.mean**2) * count / max(1, count - 1))
+    def figures(self) -> tuple[float, float, float, float]:
+        """Return median, p99, mean and standard deviation of the durations; there must be one."""
+        ordered = self.ordered
+        count = len(ordered)
+        mean = self.total / count
+        variance = self.squares / count - mean * mean
+        deviation = math.sqrt(variance * count / (count - 1)) if count > 1 and variance > 0.0 else 0.0
+        return ordered[(count - 1) // 2], robust_p99(ordered), mean, deviation
 
 
 class Estimator:
@@ -162,11 +160,10 @@ class Estimator:
         else:
             factor *= window.stretch(conditions.clock_share)
             if window.runs:
-                ordered = window.ordered
-                seen = _median(ordered), robust_p99(ordered), window.mean, window.deviation
+                seen = window.figures()
                 if not fresh:
                     p50, p99, mean, deviation = map(min, seen, (p50, p99, mean, deviation))
-                elif len(ordered) < MIN_RUNS:
+                elif len(window.runs) < MIN_RUNS:
                     p50, p99, mean, deviation = map(max, seen, (p50, p99, mean, deviation))
                 else:
                     p50, p99, mean, deviation = seen
@@ -220,8 +217,6 @@ class Estimator:
 
 def conditions(wanted_cores: int, cores: int, clock_share: float) -> Conditions:
     """Return those of a run with `wanted_cores` threads when only `cores` may be used, at that share of the clock."""
+    if wanted_cores <= cores and clock_share == 1.0:
+        return FULL
     return Conditions(max(1.0, wanted_cores / max(1, cores)), clock_share)
-
-
-def _median(ordered: list[float]) -> float:
-    return ordered[(len(ordered) - 1) // 2]

@@ -154,10 +154,14 @@ class Runs:
     @property
     def cores_busy(self) -> int:
         """Cores that are taken."""
+        if not self._here:
+            return 0
         return sum(run.cores for run in self._here.values() if run.behind is None)
 
     def lanes_busy(self, key: ModelKey) -> int:
         """Return how many requests of the model run here."""
+        if not self._here:
+            return 0
         return sum(run.key == key and run.behind is None for run in self._here.values())
 
     def machine(self, now_ns: int) -> Machine:
@@ -259,11 +263,12 @@ class Runs:
                 self._stop(run)
 
     def _new(self, executor: Executor, ticket: PendingTicket, estimate: Estimate, now_ns: int) -> Run:
-        local = executor.placement is Placement.LOCAL
+        placement = executor.placement
+        local = placement is Placement.LOCAL
         cores = max(1, min(estimate.cores, self.cores)) if local else 0
         return Run(
             ticket=ticket,
-            placement=executor.placement,
+            placement=placement,
             key=model_key(ticket.request),
             estimate=estimate,
             cores=cores,

@@ -23,6 +23,7 @@ from edgeinfer.request import (
     Placement,
     Reason,
     Refusal,
+    Result,
     Ticket,
     conclude,
 )  # fmt: skip
@@ -109,8 +110,10 @@ class Scheduler:
         left no trace: submit it, with its data, later.
         """
         now_ns = self._clock.now_ns()
-        ticket = PendingTicket(request, self._cancel)
         ending: Refusal | Expired | Choice | None = self._closed_to(request, now_ns)
+        if ending is None and self._unhindered(request, now_ns) is not None:
+            return None
+        ticket = PendingTicket(request, self._cancel)
         if ending is None:
             ending = self._options.choose(ticket, self._limits, now_ns)
         if not isinstance(ending, (Refusal, Expired)):
@@ -201,15 +204,20 @@ class Scheduler:
 
         The same as would come of admission, the queue and the next round, without their turns of the loop.
         """
-        runs, request = self._runs, ticket.request
+        estimate = self._unhindered(ticket.request, now_ns)
+        return estimate is not None and self._runs.begin(self._local, ticket, estimate, now_ns)
+
+    def _unhindered(self, request: InferRequest, now_ns: int) -> Estimate | None:
+        """Return what a request would take that could start at once and be in time for certain; None for others."""
+        runs = self._runs
         if len(self._queue) or runs.paced or runs.cores_busy >= runs.cores or local_stop(self._limits) is not None:
-            return False
+            return None
         estimate = self._options.local(request, now_ns)
         if not isinstance(estimate, Estimate) or estimate.wait_ns or not runs.has_room(model_key(request), estimate):
-            return False
+            return None
         if now_ns + estimate.p99_ns + ROUNDING_NS > request.deadlines.total_ns:
-            return False
-        return runs.begin(self._local, ticket, estimate, now_ns)
+            return None
+        return estimate
 
     def _settle(self, ticket: PendingTicket, now_ns: int) -> Refusal | None:
         """Let the request go where it is best off, or return why there is no such place."""
@@ -396,6 +404,9 @@ class Scheduler:
 
     def _returned(self, run: Run, ending: Ending) -> None:
         """Take how a run ended: with its executor's word, at its deadline, or stopped."""
+        if isinstance(ending, Result):
+            self._end(run.ticket, ending, run.placement)
+            return
         lost = run.was_behind and isinstance(ending, Failure) and ending.reason == NOT_BEGUN
         if lost and self._take_back(run.ticket):
             return

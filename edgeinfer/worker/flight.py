@@ -13,7 +13,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, Alarm, LoopClock
 from edgeinfer.errors import BudgetExceeded, ProtocolError
@@ -61,8 +61,7 @@ class RunResult:
 RunEnding = RunResult | Failure | Refusal | Expired
 
 
-@dataclass(frozen=True, slots=True)
-class RunOrder:
+class RunOrder(NamedTuple):
     """What a caller wants run."""
 
     payload: Payload
@@ -257,7 +256,7 @@ class Flights:
             self._process.kill_broken(f"unreadable answer: {error}")
             flight.end(Failure(CRASHED, f"{self._title} wrote an unreadable answer: {error}"))
             return
-        views = tuple(tensor for tensor in payload.tensors if isinstance(tensor, memoryview))
+        views = [tensor for tensor in payload.tensors if isinstance(tensor, memoryview)]
         lease = SlotLease(self.pool, used, views)
         flight.end(RunResult(payload, lease, done.marks, done.state_reset, done.comparison))
 
@@ -384,10 +383,12 @@ class Flights:
         if flight is None:
             self._process.kill_broken(f"it acknowledged run {run}, which it does not have")
             return None
-        self._arm_kill()
+        if self._flights:
+            self._arm_kill()
         self._wake()
         return flight
 
     def _wake(self) -> None:
         """Let the caller whose turn it is look again."""
-        self._freed.set()
+        if self._waiting:
+            self._freed.set()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
@@ -169,7 +169,8 @@ class SlotPool:
                 ceiling_bytes=self._max_bytes,
             )
         free = [slot for slot in self._slots.values() if slot.state is SlotState.FREE]
-        free.sort(key=attrgetter("size_bytes"))
+        if len(free) > 1:
+            free.sort(key=attrgetter("size_bytes"))
         for slot in free:
             if slot.request_bytes >= request_room and slot.size_bytes - slot.request_bytes >= response_bytes:
                 slot.move(SlotState.LEASED)
@@ -247,7 +248,7 @@ class SlotLease:
 
     pool: SlotPool
     slot: Slot
-    views: tuple[memoryview, ...] = ()
+    views: Sequence[memoryview] = ()
     _held: bool = field(default=True, init=False)
 
     def release(self) -> None:

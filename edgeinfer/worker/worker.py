@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -90,6 +90,7 @@ class Worker:
         spec: LoadSpec,
         limits: WorkerLimits,
         on_slots_change: Callable[[int], None] | None,
+        cancels: CancelPipe,
     ) -> None:
         self.spec = spec
         self.limits = limits
@@ -105,7 +106,7 @@ class Worker:
         self._loaded: asyncio.Future[Loaded] = self._loop.create_future()
         self._end_cause: EndCause | None = None
         self._end_detail = ""
-        self._cancels = CancelPipe()
+        self._cancels = cancels
         self._channel: DaemonEnd[FromWorker, ToWorker] = DaemonEnd(
             newborn.sock, self._loop, FromWorker, on_message=self._on_message, on_closed=self._on_closed
         )
@@ -130,10 +131,16 @@ class Worker:
             RuntimeUnusable: ONNX Runtime cannot be imported here.
             SessionError: no process, or the model was refused, crashed, or took too long. The process is gone then.
         """
-        newborn = await nursery.fork(deadline_ns=deadline_ns)
-        worker = cls(newborn, spec, limits or WorkerLimits(), on_slots_change)
+        cancels = CancelPipe()
         try:
-            await worker._load(deadline_ns)
+            with _order(spec, cancels) as letter:
+                newborn = await nursery.fork(deadline_ns=deadline_ns, letter=letter)
+        except BaseException:
+            cancels.close()
+            raise
+        worker = cls(newborn, spec, limits or WorkerLimits(), on_slots_change, cancels)
+        try:
+            await worker._until_loaded(deadline_ns)
         except BaseException:
             worker._kill(EndCause.LOAD_FAILED, f"{spec.title} was not loaded")
             await worker._child.killed()
@@ -153,7 +160,7 @@ class Worker:
     @property
     def is_alive(self) -> bool:
         """Whether the process runs and nobody has told it to end."""
-        return self._child.is_running and self._end_cause is None
+        return self._end_cause is None and self._child.is_running
 
     @property
     def can_accept(self) -> bool:
@@ -293,19 +300,7 @@ class Worker:
         """
         self._cancels.send(run)
 
-    async def _load(self, deadline_ns: int) -> None:
-        raw = msgspec.msgpack.encode(self.spec)
-        try:
-            with contextlib.ExitStack() as passed:
-                fd = os.memfd_create("edgeinfer-spec", os.MFD_CLOEXEC)
-                file = passed.enter_context(os.fdopen(fd, "wb", buffering=0))
-                file.write(raw)
-                cancels = self._cancels.open()
-                passed.callback(os.close, cancels)
-                self.send(Load(len(raw)), [fd, cancels])
-        except OSError as error:
-            detail = f"{self.spec.title} cannot be told its model: {error.strerror}"
-            raise SessionError("fork_failed", detail) from error
+    async def _until_loaded(self, deadline_ns: int) -> None:
         left_ns = deadline_ns - self._clock.now_ns()
         await asyncio.wait([self._loaded], timeout=max(0.0, left_ns / NS_PER_S))
         if not self._loaded.done():
@@ -368,3 +363,24 @@ class Worker:
             return os.listdir(f"/proc/{self.pid}/task")  # noqa: PTH208
         except OSError:
             return []
+
+
+@contextlib.contextmanager
+def _order(spec: LoadSpec, cancels: CancelPipe) -> Iterator[tuple[Load, list[int]]]:
+    """Have the message that tells a worker its model, and the descriptors that go with it, while the body runs.
+
+    Raises:
+        SessionError: `fork_failed`: there are no descriptors or no memory for it.
+    """
+    raw = msgspec.msgpack.encode(spec)
+    with contextlib.ExitStack() as passed:
+        try:
+            fd = os.memfd_create("edgeinfer-spec", os.MFD_CLOEXEC)
+            file = passed.enter_context(os.fdopen(fd, "wb", buffering=0))
+            file.write(raw)
+            worker_end = cancels.open()
+        except OSError as error:
+            detail = f"{spec.title} cannot be told its model: {error.strerror}"
+            raise SessionError("fork_failed", detail) from error
+        passed.callback(os.close, worker_end)
+        yield Load(len(raw)), [fd, worker_end]
