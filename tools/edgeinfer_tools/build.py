@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ from edgeinfer_tools.prepare import prepare, requests_of
 from edgeinfer_tools.recipe import Recipe
 from edgeinfer_tools.reference import reference
 from edgeinfer_tools.runtimes import opset_of
+from edgeinfer_tools.search.report import shortfall
+from edgeinfer_tools.search.run import SearchOptions, search
 from edgeinfer_tools.sizes import human
 from edgeinfer_tools.sources.obtain import obtain
-from edgeinfer_tools.variants import Built, Job, make_variants
+from edgeinfer_tools.variants import Built, Job, make_variants, network_key
 from edgeinfer_tools.verify import prove
 
 Say = Callable[[str], None]
@@ -46,6 +48,8 @@ class Options:
     replace: bool = False
     costs_from: Profile | None = None
     """Take these costs instead of measuring: the same inputs then give the same bundle digest."""
+    search: SearchOptions | None = None
+    """Search for the variants within a budget, instead of building those that the recipe names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Result:
     digest: str
     manifest: Manifest
     report: dict[str, Any]
+    shortfall: str = ""
+    """Which bound of the budget failed by how much; empty when it is met, or none was given."""
 
 
 def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say) -> Result:
@@ -81,13 +87,20 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
         save(model, float_model)
         say(f"prepared  {len(model.graph.node)} nodes, opset {opset_of(model)}, {human(size_bytes(float_model))}")
         job = Job(recipe, board, this_machine(), files, folder, float_model, options.seconds, options.costs_from, say)
+        job = replace(job, networks=_networks(recipe, files, scratch, say))
         requests = job.golden()
+        found = None
+        if options.search is not None:
+            found = search(job, requests, options.search, scratch)
+            job = replace(job, recipe=found.recipe, costs_from=found.profile)
         built, notes = make_variants(job, requests)
         golden = _write_golden(job, requests, built)
         best = built[0]
         write_json(folder / "reference.json", reference(best.evaluation.distributions, variant=best.recipe.name))
         notes = prepared.notes + notes
         report = describe.report(job, built, notes, source_sha256=source.digest if source else "", prepared=prepared)
+        if found is not None:
+            report["search"] = found.summary()
         write_json(folder / "report.json", report)
         write_manifest(folder, describe.manifest(job, built, golden, model))
         manifest, digest = prove(folder)
@@ -97,8 +110,27 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
     output.with_name(f"{output.name}.profile.json").write_bytes(
         encode_profile(describe.profile(job, built, bundle_digest=digest))
     )
+    if found is not None:
+        found.write_beside(output)
+        for line in found.text.splitlines():
+            say(line)
     say(f"published {output}, {human(sum(f.size_bytes for f in manifest.files.values()))}, digest {digest[:12]}")
-    return Result(output, digest, manifest, report)
+    return Result(output, digest, manifest, report, shortfall(found.verdict) if found is not None else "")
+
+
+def _networks(recipe: Recipe, files: dict[str, Path], scratch: Path, say: Say) -> dict[str, Path]:
+    """Prepare the networks of variants that have a source of their own, as the recipe's own one is."""
+    found: dict[str, Path] = {}
+    for variant in recipe.file.variants:
+        if variant.source is None or network_key(variant.source) in found:
+            continue
+        alone = replace(recipe, file=replace(recipe.file, source=variant.source))
+        prepared = prepare(alone, obtain(alone), requests_of(recipe, files), say)
+        path = scratch / f"float-{variant.name}.onnx"
+        save(prepared.model, path)
+        say(f"prepared  {variant.source.origin} for {variant.name}, {human(size_bytes(path))}")
+        found[network_key(variant.source)] = path
+    return found
 
 
 @contextmanager

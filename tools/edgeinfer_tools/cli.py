@@ -1,7 +1,6 @@
 """The command `edgeinfer-tools`: build, sign, pack, inspect and compare bundles, write sample inputs.
 
-Exit codes are in docs/exit-status.md. Nothing is published unless the code is 0. (3 is kept for "built, but over
-budget".)
+Exit codes are in docs/exit-status.md. Nothing is published unless the code is 0, or 3: built, but over budget.
 
 Progress goes to stderr, results to stdout; `--json` makes the result one JSON object.
 """
@@ -12,10 +11,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgeinfer.artifact.board import known_boards, load_board
+from edgeinfer.artifact.board import Board, known_boards, load_board
 from edgeinfer.artifact.profile import read_profile
 from edgeinfer.errors import ConfigError, EdgeInferError, Problem
+
+if TYPE_CHECKING:
+    from edgeinfer_tools.recipe import Recipe
+    from edgeinfer_tools.search.run import SearchOptions
 
 EXTRAS = {
     **dict.fromkeys(("onnx", "rich", "onnx_ir", "onnxslim", "sympy", "rapidfuzz", "pycocotools"), "tools"),
@@ -48,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
             print(json.dumps({"error": type(error).__name__, "message": str(error)}))
         print(f"edgeinfer-tools: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("edgeinfer-tools: interrupted; nothing was published", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
@@ -73,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=2.0, help="time for each latency measurement, all rounds (default 2)"
     )
     build.add_argument("--costs-from", type=Path, help="profile whose costs are taken instead of measuring again")
+    _add_search(build)
     inspect = commands.add_parser("inspect", help="show what a bundle says about itself")
     inspect.add_argument("bundle", type=Path, help="a bundle's folder, or one .tar of it")
     inspect.add_argument("--verify", action="store_true", help="check every file and run the golden requests")
@@ -99,29 +107,72 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_search(build: argparse.ArgumentParser) -> None:
+    """Add what a search within a budget takes."""
+    group = build.add_argument_group("search for the best variants within a budget")
+    bounds = "peak=64MiB,p99=30ms@2,size=8MiB,drop=0.01: any of them (default: the recipe's [budget])"
+    group.add_argument("--budget", help=bounds)
+    group.add_argument("--time-limit", type=float, default=900.0, help="seconds for the search (default %(default)g)")
+    group.add_argument("--keep-variants", type=int, default=3, help="most variants in the bundle (default %(default)s)")
+    group.add_argument("--profile-from", type=Path, help="profile that the board itself has measured")
+    group.add_argument("--on", metavar="ssh://[USER@]BOARD[:PORT]", help="measure the candidates on this board")
+    group.add_argument("--ssh-config", type=Path, help="configuration for ssh, instead of the user's own")
+    group.add_argument("--fresh", action="store_true", help="forget what earlier searches have found")
+
+
+def _search_options(arguments: argparse.Namespace, recipe: Recipe) -> SearchOptions | None:
+    from edgeinfer_tools.search.budget import budget_of, parse_budget
+    from edgeinfer_tools.search.progress import progress_for
+    from edgeinfer_tools.search.remote import parse_address
+    from edgeinfer_tools.search.run import SearchOptions
+
+    if not arguments.budget and not recipe.file.budget:
+        for flag in ("profile_from", "on", "fresh"):
+            if getattr(arguments, flag):
+                text = "is for a search: give --budget too"
+                raise ConfigError(f"--{flag.replace('_', '-')}", (Problem("", text),))
+        return None
+    where = str(recipe.folder / "recipe.toml") + " [budget]"
+    return SearchOptions(
+        budget=parse_budget(arguments.budget) if arguments.budget else budget_of(recipe.file.budget, where),
+        time_limit_s=arguments.time_limit,
+        keep=arguments.keep_variants,
+        profile_from=read_profile(arguments.profile_from) if arguments.profile_from else None,
+        on=parse_address(arguments.on) if arguments.on else None,
+        ssh_config=arguments.ssh_config,
+        fresh=arguments.fresh,
+        progress=progress_for(sys.stderr, _say),
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _board(name: str) -> Board:
+    """Return the board of a file, or of one that came with edgeinfer."""
+    path = Path(name)
+    if not path.is_file():
+        boards = known_boards()
+        if name not in boards:
+            known = ", ".join(boards)
+            raise ConfigError("--board", (Problem("", f"{name!r} is no file and no known board ({known})"),))
+        path = boards[name]
+    return load_board(path)
+
+
 def _build(arguments: argparse.Namespace) -> int:
     from edgeinfer_tools.build import Options, build
     from edgeinfer_tools.recipe import load_recipe
 
-    board_path = Path(arguments.board)
-    if not board_path.is_file():
-        boards = known_boards()
-        if arguments.board not in boards:
-            known = ", ".join(boards)
-            raise ConfigError("--board", (Problem("", f"{arguments.board!r} is no file and no known board ({known})"),))
-        board_path = boards[arguments.board]
+    board, recipe = _board(arguments.board), load_recipe(arguments.recipe)
     options = Options(
         seconds=arguments.seconds,
         replace=arguments.replace,
         costs_from=read_profile(arguments.costs_from) if arguments.costs_from else None,
+        search=_search_options(arguments, recipe),
     )
-    result = build(
-        load_recipe(arguments.recipe),
-        load_board(board_path),
-        arguments.output,
-        options,
-        lambda line: print(line, file=sys.stderr),
-    )
+    result = build(recipe, board, arguments.output, options, _say)
     if arguments.json:
         print(
             json.dumps(
@@ -129,11 +180,15 @@ def _build(arguments: argparse.Namespace) -> int:
                     "bundle": str(result.bundle),
                     "digest": result.digest,
                     "variants": [v.name for v in result.manifest.variants],
+                    **({"shortfall": result.shortfall} if result.shortfall else {}),
                 }
             )
         )
     else:
         print(result.bundle)
+    if result.shortfall:
+        print(f"edgeinfer-tools: {result.shortfall}", file=sys.stderr)
+        return 3
     return 0
 
 

@@ -140,7 +140,8 @@ def _figure(value: float) -> float:
 
 
 def profile(job: Job, built: list[Built], *, bundle_digest: str) -> Profile:
-    """Return the costs as a profile: an estimate for the board, since they were measured here."""
+    """Return the costs as a profile: an estimate for the board, unless the board itself has measured them."""
+    given = job.costs_from
     return Profile(
         schema=PROFILE_SCHEMA,
         model=job.recipe.file.name,
@@ -150,7 +151,9 @@ def profile(job: Job, built: list[Built], *, bundle_digest: str) -> Profile:
         machine=job.machine.cpu,
         cpu_flags=job.machine.flags,
         onnxruntime=ORT_VERSION,
-        origin="estimated",
+        origin=given.origin if given is not None else "estimated",
         costs=[cost for item in built for cost in item.costs],
-        estimate_model="as measured on the build machine, not scaled to the board",
+        estimate_model=given.estimate_model
+        if given is not None
+        else "as measured on the build machine, not scaled to the board",
     )

@@ -133,7 +133,7 @@ class JobWorkbench:
     scratch: Path
     measure_with: Measure
     _models: dict[str, Path] = field(default_factory=dict)
-    _floats: dict[bool, Remembered] = field(default_factory=dict)
+    _floats: dict[tuple[str, int], Remembered] = field(default_factory=dict)
     _streams: int | None = None
 
     @property
@@ -153,31 +153,38 @@ class JobWorkbench:
         return Artefact(made.size_bytes, digest.hexdigest(), made.notes)
 
     def judge(self, candidate: Candidate, *, part: bool) -> Scores | None:
-        """See `Workbench`."""
+        """See `Workbench`: on the data that choose."""
         if part and self._count() // PART < LEAST_PART:
             return None
-        reference = self._floats.setdefault(part, Remembered(lambda: self.job.runner(self.job.float_model)))
-        streams = islice(self.job.streams("evaluation"), 0, None, PART if part else 1)
-        here = self.job.runner(self._model(candidate), variant=candidate.variant())
-        reference.begin()
-        evaluation = evaluate(here, reference, streams, self.job.recipe)
-        reference.finish()
         try:
-            verdicts = judge(evaluation, self.job.recipe.file.gates)
+            return self._scores(candidate, self.job.selection, PART if part else 1)
         except DataRefused:
             if part:
                 return None  # a part may lack what a metric needs; all of it must not
             raise
+
+    def confirm(self, candidate: Candidate) -> Scores:
+        """Return the scores on all of the evaluation's data, which have chosen nothing."""
+        return self._scores(candidate, "evaluation", 1)
+
+    def _scores(self, candidate: Candidate, data: str, every: int) -> Scores:
+        floats = self._floats.setdefault((data, every), Remembered(lambda: self.job.runner(self.job.float_model)))
+        streams = islice(self.job.streams(data), 0, None, every)
+        here = self.job.runner(self.model(candidate), variant=candidate.variant())
+        floats.begin()
+        evaluation = evaluate(here, floats, streams, self.job.recipe)
+        floats.finish()
+        verdicts = judge(evaluation, self.job.recipe.file.gates)
         worth = quality(verdicts[0]) if math.isfinite(verdicts[0].value) else 0.0
         return Scores(evaluation.requests, worth, [_score(item) for item in verdicts])
 
     def measure(self, candidate: Candidate) -> list[OperatingCost]:
         """See `Workbench`."""
-        return self.measure_with(candidate, self._model(candidate))
+        return self.measure_with(candidate, self.model(candidate))
 
     def rank(self, candidate: Candidate) -> list[Sensitivity]:
         """See `Workbench`."""
-        requests = (request for stream in self.job.streams("evaluation") for request in stream.requests)
+        requests = (request for stream in self.job.streams(self.job.selection) for request in stream.requests)
         tensors = (decode_inputs(item, self.job.recipe.inputs) for item in islice(requests, SENSITIVITY_REQUESTS))
         network = self.job.float_of(candidate.source)
         error = OutputError(network, tensors, self.job.recipe.state)
@@ -186,7 +193,7 @@ class JobWorkbench:
             cache=cache_dir() / "sensitivity", say=lambda line: self.job.say(f"{'':<9} {line}"),
         )  # fmt: skip
 
-    def _model(self, candidate: Candidate) -> Path:
+    def model(self, candidate: Candidate) -> Path:
         """Return the artefact, made again where only its facts were kept."""
         if candidate.key not in self._models:
             self.make(candidate)
@@ -194,7 +201,7 @@ class JobWorkbench:
 
     def _count(self) -> int:
         if self._streams is None:
-            self._streams = sum(1 for _ in self.job.streams("evaluation"))
+            self._streams = sum(1 for _ in self.job.streams(self.job.selection))
         return self._streams
 
 
