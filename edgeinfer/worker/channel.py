@@ -59,6 +59,15 @@ def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
         sock.send(data)
 
 
+def post(sock: socket.socket, message: msgspec.Struct, fds: Sequence[int]) -> None:
+    """Send a first message over a new pair, before anybody is at either end: it waits there.
+
+    Raises:
+        OSError: the kernel has no memory or no descriptor for it.
+    """
+    _send(sock, _encode(msgspec.msgpack.Encoder(), message), fds)
+
+
 def _receive(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, list[int]]:
     """Read one packet into `buffer`; an empty one means the end. Truncation is a protocol error."""
     count, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _CLOSE_ON_EXEC)

@@ -114,7 +114,7 @@ def _load(spec: LoadSpec, channel: Channel, inbox: Inbox) -> Runner:
     """
     _confine(spec)
     forget_peak()
-    before = read_memory() or Memory(0, 0, 0)
+    before = _weigh(spec)
     began_ns = time.monotonic_ns()
     try:
         with lineage.giving_way():
@@ -122,7 +122,9 @@ def _load(spec: LoadSpec, channel: Channel, inbox: Inbox) -> Runner:
     except MemoryError as error:
         raise Fault("out_of_memory", f"{spec.title} does not fit its memory limit while loading") from error
     loaded_ns = time.monotonic_ns()
-    after = read_memory() or before
+    if spec.weighed:
+        session.give_back_freed_memory()
+    after = _weigh(spec)
     if spec.mapped:  # pages of the file that were looked at and let go while loading would count as anonymous
         forget_peak()
     channel.send(
@@ -136,7 +138,14 @@ def _load(spec: LoadSpec, channel: Channel, inbox: Inbox) -> Runner:
             nodes=model.nodes,
         )
     )
+    if not spec.weighed:  # requests may be on their way: those that come sooner wait no longer than they would have
+        session.give_back_freed_memory()
     return Runner(spec, model, channel, inbox)
+
+
+def _weigh(spec: LoadSpec) -> Memory:
+    nothing = Memory(0, 0, 0)
+    return (read_memory() or nothing) if spec.weighed else nothing
 
 
 def _confine(spec: LoadSpec) -> None:
@@ -195,14 +204,16 @@ class Runner:
         state, state_reset = self.states.begin(run.stream, sequence_start=run.sequence_start)
         marks.decoded_ns = marks.started_ns = time.monotonic_ns()
         try:
-            outputs = self._model.run({**feeds, **state}, options)
+            outputs = self._model.run(feeds | state if state else feeds, options)
         except Fault:
             if self._inbox.runs.is_cancelled(run.run):
                 raise Fault(CANCELLED, "stopped while it ran") from None
             raise
         marks.finished_ns = time.monotonic_ns()
         feed.check_outputs(outputs, self._outputs)
-        public = {name: array for name, array in outputs.items() if name not in self._state_outputs}
+        public = outputs
+        if self._state_outputs:
+            public = {name: array for name, array in outputs.items() if name not in self._state_outputs}
         comparison = self._compare(run, public)
         response = self._write(run, header, public)
         self.states.keep(run.stream, outputs)  # last: a run that fails leaves the state as it was
@@ -217,7 +228,7 @@ class Runner:
         header = oip.response_header(Payload(bytes(header_view)))
         return Comparison(*feed.compare(outputs, header, body, run.tolerance))
 
-    def _write(self, run: Run, header: oip.RequestHeader, outputs: Arrays) -> Span:
+    def _write(self, run: Run, header: oip.RequestHeader, outputs: Mapping[str, NDArray[Any]]) -> Span:
         parameters: dict[str, Any] = {}
         if self._spec.classes is not None:
             parameters.update(feed.label(self._spec.classes, outputs))

@@ -140,6 +140,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     classes: Classes | None = None
     max_streams: int = 16
     """Streams whose state is kept; the least recently used one loses it."""
+    weighed: bool = False
+    """Read its memory before and after loading, which takes 1 to 2 ms: for whoever measures."""
 
     @property
     def title(self) -> str:
@@ -247,7 +249,7 @@ class Loaded(msgspec.Struct, tag=True):
     load_ns: int
     before: Memory
     after: Memory
-    """After loading and giving freed memory back to the kernel."""
+    """After loading and giving freed memory back to the kernel. Both are zeros unless it was to be `weighed`."""
     providers: list[str]
     """Providers that the session really uses: with more than one to choose from, those that took an operator."""
     inputs: list[GraphTensor]

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from edgeinfer.clock import NS_PER_S, LoopClock
 from edgeinfer.errors import InternalError, ProtocolError, RuntimeUnusable, SessionError
 from edgeinfer.worker import lineage
-from edgeinfer.worker.channel import DaemonEnd, make_pair
+from edgeinfer.worker.channel import DaemonEnd, make_pair, post
 from edgeinfer.worker.hatch import Hatched, hatch
 from edgeinfer.worker.lineage import Child, ExitStatus
 from edgeinfer.worker.messages import (
@@ -34,6 +34,7 @@ from edgeinfer.worker.messages import (
     Forked,
     ForkFailed,
     FromZygote,
+    ToWorker,
     ZygoteFailed,
     ZygoteReady,
 )
@@ -158,8 +159,11 @@ class Nursery:
             await self._ready_zygote(self._clock.now_ns() + 2 * self._import_timeout_ns)
         return self.snapshot()
 
-    async def fork(self, *, deadline_ns: int) -> Newborn:
+    async def fork(self, *, deadline_ns: int, letter: tuple[ToWorker, Sequence[int]] | None = None) -> Newborn:
         """Fork a worker; waits for a zygote that is starting or restarting.
+
+        `letter`, a message with the descriptors that go with it, lies in the worker's channel when it is born: it
+        begins before anybody here knows that it is there.
 
         Raises:
             RuntimeUnusable: ONNX Runtime cannot be imported here.
@@ -177,6 +181,8 @@ class Nursery:
             self._later(_FORK_PATIENCE_S, functools.partial(self._give_up_fork, zygote, token))
             try:
                 with theirs:
+                    if letter is not None:
+                        post(ours, *letter)
                     zygote.channel.send(Fork(token), [theirs.fileno()])
                 child = await self._until(answer, deadline_ns, "the zygote did not fork in time")
             except ProtocolError:  # the zygote died: ask the next one

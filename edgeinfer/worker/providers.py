@@ -7,6 +7,7 @@ for is `artifact.provider`'s; here it becomes what ONNX Runtime and the plug-in 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -39,9 +40,15 @@ def available() -> list[str]:
     plugins = [
         provider.name
         for provider in PROVIDERS.values()
-        if provider.plugin and provider.name not in built_in and importlib.util.find_spec(provider.plugin) is not None
+        if provider.plugin and provider.name not in built_in and _is_installed(provider.plugin)
     ]
     return built_in + plugins
+
+
+@functools.cache
+def _is_installed(package: str) -> bool:
+    """Look once: workers inherit what their zygote has found, and need not search the path again."""
+    return importlib.util.find_spec(package) is not None
 
 
 def choose(spec: LoadSpec, options: ort.SessionOptions) -> Chosen | None:

@@ -12,7 +12,7 @@ import ctypes
 import gc
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,7 +90,7 @@ class Model:
         if not spec.outputs:
             self._output_names = [node.name for node in self.outputs]
 
-    def run(self, feeds: Mapping[str, NDArray[Any]], options: ort.RunOptions) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: dict[str, NDArray[Any]], options: ort.RunOptions) -> dict[str, NDArray[Any]]:
         """Run once and return the outputs by name, state outputs included. Releases the GIL meanwhile.
 
         `options` must be fresh: one that was terminated ends every later run.
@@ -99,14 +99,14 @@ class Model:
             Fault: `input_invalid`, `out_of_memory` or `run_failed`.
         """
         try:
-            values = self._session.run(self._output_names, dict(feeds), options)
+            values = self._session.run(self._output_names, feeds, options)
         except Exception as error:
             raise _run_fault(error) from error
         return dict(zip(self._output_names, values, strict=True))
 
 
 def load(spec: LoadSpec, log: Logger) -> Model:
-    """Load the model of `spec` into this process; the first and only one.
+    """Load the model of `spec` into this process; the first and only one. What that frees is still to be given back.
 
     Raises:
         Fault: with what is wrong with the file, the contract or this runtime.
@@ -134,7 +134,6 @@ def load(spec: LoadSpec, log: Logger) -> Model:
     gc.freeze()
     if spec.form == "prepacked":
         _keep_freed_blocks(_RUN_BLOCK_BYTES)
-    give_back_freed_memory()
     return model
 
 

@@ -141,6 +141,7 @@ def bare_spec(path: Path, *, threads: int, cpus: Iterable[int] | None = None) ->
         providers=["CPUExecutionProvider"],
         intra_threads=threads,
         cpus=None if cpus is None else sorted(cpus),
+        weighed=True,
     )
 
 

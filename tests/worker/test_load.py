@@ -144,7 +144,7 @@ async def test_caller_that_leaves_during_a_load_leaves_no_process(nursery: Nurse
 
 async def test_memory_is_told_before_and_after_and_freed_memory_went_back(start_worker: StartWorker) -> None:
     weights_bytes = 12 * 4 * 1024 * 1024
-    worker = await start_worker(graphs.linear(1024, layers=12))
+    worker = await start_worker(graphs.linear(1024, layers=12), weighed=True)
     loaded = worker.loaded
     grown = loaded.after.anon_bytes - loaded.before.anon_bytes
     assert 0.8 * weights_bytes < grown < 1.5 * weights_bytes
