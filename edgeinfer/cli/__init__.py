@@ -17,6 +17,7 @@ from edgeinfer.cli.asking import add_asking
 from edgeinfer.cli.bundles import add_bundle
 from edgeinfer.cli.checking import add_check
 from edgeinfer.cli.measuring import add_bench, add_measure, add_try
+from edgeinfer.cli.sensors import add_sensors
 from edgeinfer.cli.services import add_services, add_unit
 from edgeinfer.errors import EdgeInferError
 
@@ -43,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_services(commands)
     add_check(commands)
+    add_sensors(commands)
     add_asking(commands)
     add_bench(commands)
     add_measure(commands)

@@ -72,6 +72,7 @@ class Device:
             config.paths.proc_root,
             self.board.thermal.zones,
             clock=clock,
+            rails=board.power.rails,
         )
         self._crashes: Counter[str] = Counter()
         self._crash_details: dict[str, str] = {}
