@@ -103,16 +103,16 @@ class AnswerHeads:
         Raises:
             Fault: `output_unsupported`.
         """
+        what = ([(name, array.dtype.char, array.shape) for name, array in outputs.items()], parameters, request_id)
+        if what == self._said:
+            return Payload(self._header, tuple([_bytes_of(array) for array in outputs.values()]))
         raw = [raw_output(name, array) for name, array in outputs.items()]
-        said = [(name, datatype, shape, memoryview(data).nbytes) for name, datatype, shape, data in raw]
-        what = (said, parameters, request_id)
-        if what != self._said:
-            payload = oip.encode_response(
-                raw, model=self._model, version=self._version, parameters=parameters, request_id=request_id
-            )
+        payload = oip.encode_response(
+            raw, model=self._model, version=self._version, parameters=parameters, request_id=request_id
+        )
+        if all(datatype != "BYTES" for _, datatype, _, _ in raw):  # whose size isn't told by type and shape
             self._said, self._header = what, payload.header
-            return payload
-        return Payload(self._header, tuple(data for _, _, _, data in raw))
+        return payload
 
 
 def read_inputs(
@@ -213,12 +213,12 @@ def count_non_finite(array: NDArray[Any]) -> int:
     The sum of their squares tells the usual case in one pass without memory: it is finite only if they all are. That it
     may overflow is nobody's business: workers have numpy's warnings off.
     """
-    if array.dtype.kind != "f":
-        return 0
-    if array.dtype != np.float16:  # which has no fast product, and overflows soon
-        flat = array.reshape(-1)
-        if math.isfinite(np.dot(flat, flat)):
+    kind = array.dtype.char
+    if kind in "fd":
+        if math.isfinite(np.vdot(array, array)):
             return 0
+    elif kind != "e":  # which has no fast product, and overflows soon
+        return 0
     return int(array.size - np.count_nonzero(np.isfinite(array)))
 
 
@@ -242,8 +242,14 @@ def raw_output(name: str, array: NDArray[Any]) -> tuple[str, str, list[int], byt
     if datatype == "BYTES":
         items = (item if isinstance(item, bytes) else str(item).encode() for item in array.reshape(-1).tolist())
         return name, datatype, shape, b"".join(map(oip.bytes_element, items))
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return name, datatype, shape, flat.view(np.uint8).data
+    return name, datatype, shape, _bytes_of(array)
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    """Return an array's elements as raw bytes, in order; a view where they lie so."""
+    if array.size and array.flags.c_contiguous:
+        return array.data.cast("B")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def label(classes: Classes, outputs: Mapping[str, NDArray[Any]]) -> dict[str, str | float]:
@@ -304,14 +310,14 @@ def _difference(got: NDArray[Any], expected: NDArray[Any]) -> float:
     return float(np.where(same, 0.0, np.nan_to_num(apart, nan=np.inf)).max())
 
 
-def only(outputs: Mapping[str, NDArray[Any]], wanted: Sequence[oip.Tensor]) -> dict[str, NDArray[Any]]:
+def only(outputs: Mapping[str, NDArray[Any]], wanted: Sequence[oip.Tensor]) -> Mapping[str, NDArray[Any]]:
     """Return the outputs that a request asks for; all when it names none.
 
     Raises:
         Fault: `input_invalid`: it asks for one that there is not.
     """
     if not wanted:
-        return dict(outputs)
+        return outputs
     for tensor in wanted:
         if tensor.name not in outputs:
             raise Fault(INPUT_INVALID, f"there is no output {tensor.name!r}; the model gives {', '.join(outputs)}")
