@@ -228,7 +228,7 @@ class Runner:
         header = oip.response_header(Payload(bytes(header_view)))
         return Comparison(*feed.compare(outputs, header, body, run.tolerance))
 
-    def _write(self, run: Run, header: oip.RequestHeader, outputs: Mapping[str, NDArray[Any]]) -> Span:
+    def _write(self, run: Run, header: oip.RequestHeader, outputs: Arrays) -> Span:
         parameters: dict[str, Any] = {}
         if self._spec.classes is not None:
             parameters.update(feed.label(self._spec.classes, outputs))
