@@ -16,17 +16,11 @@ from pathlib import Path
 import msgspec
 
 from edgeinfer.artifact.archive import unpack_bundle
-from edgeinfer.artifact.bundle import read_golden, verify_bundle
-from edgeinfer.artifact.manifest import Manifest
-from edgeinfer.artifact.profile import SCHEMA, OperatingCost, Profile
-from edgeinfer.errors import ManifestInvalid, RuntimeUnusable
-from edgeinfer.request import Payload
+from edgeinfer.artifact.bundle import verify_bundle
+from edgeinfer.artifact.profile import SCHEMA, Profile
 from edgeinfer.sensors.cpu import cpu_clock, usable_cpus
 from edgeinfer.sensors.cpuinfo import cpu_flags
-from edgeinfer.worker.costing import ARENA_MAX_BYTES, measure_spec
-from edgeinfer.worker.largest import largest_request
-from edgeinfer.worker.nursery import Nursery
-from edgeinfer.worker.spec import limits_for, load_spec
+from edgeinfer.worker.costing import measure_variants
 
 
 def measure_bundle(bundle: Path, *, threads: Sequence[int], seconds: float, board: str) -> Profile:
@@ -49,7 +43,8 @@ def measure_bundle(bundle: Path, *, threads: Sequence[int], seconds: float, boar
         manifest, digest = verify_bundle(bundle)
         usable = len(usable_cpus(Path("/sys"), Path("/proc")))
         counts = sorted({count for count in threads if count <= usable}) or [usable]
-        runtime, costs = asyncio.run(_measure_all(manifest, bundle, counts, seconds))
+        runtime, costs = asyncio.run(measure_variants(manifest, bundle, threads=counts, seconds=seconds))
+        max_hz = cpu_clock(Path("/sys")).max_hz
     return Profile(
         schema=SCHEMA,
         model=manifest.name,
@@ -60,36 +55,5 @@ def measure_bundle(bundle: Path, *, threads: Sequence[int], seconds: float, boar
         cpu_flags=sorted(cpu_flags()),
         onnxruntime=runtime,
         origin="measured",
-        costs=costs,
+        costs=[msgspec.structs.replace(cost, clock_hz=max_hz) for cost in costs],
     )
-
-
-async def _measure_all(
-    manifest: Manifest, bundle: Path, threads: Sequence[int], seconds: float
-) -> tuple[str, list[OperatingCost]]:
-    largest = largest_request(manifest)
-    nursery = Nursery()
-    runtime = await nursery.start()
-    try:
-        if not runtime.onnxruntime:
-            raise RuntimeUnusable(runtime.reason)
-        found = []
-        for variant in manifest.variants:
-            typical = _typical(manifest, bundle, variant.name)
-            for count in threads:
-                plain = load_spec(manifest, bundle, variant.name, threads=count)
-                # Measured without the fences that the manifest's own figures would set.
-                spec = msgspec.structs.replace(plain, arena_max_bytes=ARENA_MAX_BYTES, data_limit_bytes=None)
-                limits = limits_for(manifest)
-                cost = await measure_spec(nursery, spec, typical, largest, seconds=seconds, limits=limits)
-                found.append(msgspec.structs.replace(cost, clock_hz=cpu_clock(Path("/sys")).max_hz))
-        return runtime.onnxruntime, found
-    finally:
-        await nursery.close()
-
-
-def _typical(manifest: Manifest, bundle: Path, variant: str) -> Payload:
-    golden = manifest.golden_for(variant)
-    if not golden:
-        raise ManifestInvalid(f"{manifest.name}: variant {variant!r} has no golden request to measure with")
-    return read_golden(bundle, golden[0])[0]

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec import structs
+
+from edgeinfer.artifact.bundle import read_golden
+from edgeinfer.artifact.manifest import Manifest
 from edgeinfer.artifact.profile import Latency, OperatingCost
 from edgeinfer.clock import NS_PER_S, Clock, MonotonicClock
-from edgeinfer.errors import SessionError
+from edgeinfer.errors import ManifestInvalid, RuntimeUnusable, SessionError
 from edgeinfer.request import Payload
+from edgeinfer.worker.largest import largest_request
 from edgeinfer.worker.messages import LoadSpec
 from edgeinfer.worker.nursery import Nursery
-from edgeinfer.worker.spec import WorkerLimits
+from edgeinfer.worker.spec import WorkerLimits, limits_for, load_spec
 from edgeinfer.worker.worker import RunResult, Worker
 
 WARM_UP: Final = 3
@@ -88,6 +93,42 @@ async def measure_spec(
         )
     finally:
         await worker.stop(grace_ns=0)
+
+
+async def measure_variants(
+    manifest: Manifest, bundle: Path, *, threads: Sequence[int], seconds: float
+) -> tuple[str, list[OperatingCost]]:
+    """Return the version of ONNX Runtime, and what every variant of a verified bundle costs at each thread count.
+
+    Latency is that of the variant's first golden request.
+
+    Raises:
+        ManifestInvalid: a variant has no golden request.
+        RuntimeUnusable: ONNX Runtime cannot be imported here.
+        SessionError: a variant does not load or run.
+    """
+    largest, limits = largest_request(manifest), limits_for(manifest)
+    nursery = Nursery()
+    runtime = await nursery.start()
+    try:
+        if not runtime.onnxruntime:
+            raise RuntimeUnusable(runtime.reason)
+        found = []
+        for variant in manifest.variants:
+            golden = manifest.golden_for(variant.name)
+            if not golden:
+                raise ManifestInvalid(
+                    f"{manifest.name}: variant {variant.name!r} has no golden request to measure with"
+                )
+            typical = read_golden(bundle, golden[0])[0]
+            for count in threads:
+                plain = load_spec(manifest, bundle, variant.name, threads=count)
+                # Measured without the fences that the manifest's own figures would set.
+                spec = structs.replace(plain, arena_max_bytes=ARENA_MAX_BYTES, data_limit_bytes=None)
+                found.append(await measure_spec(nursery, spec, typical, largest, seconds=seconds, limits=limits))
+        return runtime.onnxruntime, found
+    finally:
+        await nursery.close()
 
 
 def quietest(rounds: Sequence[Round]) -> Round:

@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
                 return _pack(arguments)
             case "diff":
                 return _diff(arguments)
+            case "fit":
+                return _fit(arguments)
             case _:
                 return _samples(arguments)
     except EdgeInferError as error:
@@ -102,7 +104,15 @@ def build_parser() -> argparse.ArgumentParser:
     samples = commands.add_parser("samples", help="write a recipe's sample inputs as files, for demos and tests")
     samples.add_argument("recipe", type=Path, help="folder with recipe.toml, or that file")
     samples.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
-    for command in (build, inspect, sign, pack, diff, samples):
+    fit = commands.add_parser("fit", help="estimate what boards could sustain with a bundle")
+    fit.add_argument("bundle", type=Path, help="a bundle's folder, or one .tar of it")
+    fit.add_argument("--boards", default="all", help="board files or names, with commas between (default: all known)")
+    fit.add_argument(
+        "--ambient", type=float, default=25.0, help="degrees Celsius around the board (default %(default)g)"
+    )
+    fit.add_argument("--seconds", type=float, default=1.0, help="for each measurement here (default %(default)g)")
+    fit.add_argument("--profile-from", type=Path, help="profile that one of the boards itself has measured")
+    for command in (build, inspect, sign, pack, diff, samples, fit):
         command.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
@@ -243,6 +253,21 @@ def _diff(arguments: argparse.Namespace) -> int:
         changes = difference(before, after)
     print(json.dumps(as_json(changes)) if arguments.json else as_text(changes))
     return 1 if changes else 0
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    from edgeinfer_tools.fit import as_json, as_text, fit
+    from edgeinfer_tools.opening import opened
+
+    names = list(known_boards()) if arguments.boards == "all" else arguments.boards.split(",")
+    boards = [_board(name.strip()) for name in names]
+    profile = read_profile(arguments.profile_from) if arguments.profile_from else None
+    with opened(arguments.bundle) as bundle:
+        found = fit(bundle, boards, ambient_c=arguments.ambient, profile=profile, seconds=arguments.seconds)
+    shown = as_json if arguments.json else as_text
+    told = shown(found, ambient_c=arguments.ambient)
+    print(json.dumps(told) if arguments.json else told)
+    return 0
 
 
 def _samples(arguments: argparse.Namespace) -> int:

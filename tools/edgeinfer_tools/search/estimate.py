@@ -4,7 +4,8 @@ The model, in words that `WORDS` repeats in every profile made by it:
 
     t_board = t_here * ((1 - m) * C_here / C_board + m * B_here / B_board)
 
-- C, compute: clock times the operations per clock of one core, by instruction set; 8-bit models by the 8-bit kernels.
+- C, compute: clock times the operations per clock of one core, by instruction set; what is multiplied in 8 bits by the
+  8-bit kernels, the rest in float.
 - B, memory: the bandwidth of main memory. m, the share of the time that memory takes: the bytes of the weights, read
   once per run at B_here, over t_here; nothing where the weights fit a core's cache, and at most 0.9.
 - More threads than were measured here: Amdahl's law, through the runs with one thread and with the most.
@@ -105,9 +106,16 @@ def bandwidth_here(size_bytes: int = 64 << 20, rounds: int = 5) -> float:
     return 2 * source.nbytes / best / 1e6
 
 
-def factor(here: Speed, there: Speed, *, quantized: bool, weights_bytes: int, t_here_us: float) -> float:
-    """Return by what a latency of one thread on `here` is multiplied for `there`."""
-    compute = here.integer_ops_s / there.integer_ops_s if quantized else here.float_ops_s / there.float_ops_s
+def factor(here: Speed, there: Speed, *, integer_share: float, weights_bytes: int, t_here_us: float) -> float:
+    """Return by what a latency of one thread on `here` is multiplied for `there`.
+
+    `integer_share` is the share of the multiplications that is done in 8 bits.
+    """
+
+    def effort(machine: Speed) -> float:
+        return (1 - integer_share) / machine.float_ops_s + integer_share / machine.integer_ops_s
+
+    compute = effort(there) / effort(here)
     memory = here.bandwidth_mb_s / there.bandwidth_mb_s
     share = 0.0
     if weights_bytes > CACHE_BYTES and t_here_us > 0:
@@ -120,7 +128,7 @@ def on_board(
     here: Speed,
     there: Speed,
     *,
-    quantized: bool,
+    integer_share: float,
     weights_bytes: int,
     threads: Iterable[int] = (),
     correction: float = 1.0,
@@ -135,7 +143,7 @@ def on_board(
     single, most = plain[0], plain[-1]
     wanted = sorted(count for count in {*by_threads, *threads} if count <= there.cores)
     times = correction * factor(
-        here, there, quantized=quantized, weights_bytes=weights_bytes, t_here_us=single.latency.p50_us
+        here, there, integer_share=integer_share, weights_bytes=weights_bytes, t_here_us=single.latency.p50_us
     )
     found = []
     for count in wanted or [single.threads]:

@@ -36,6 +36,8 @@ class Artefact:
     size_bytes: int
     digest: str
     notes: tuple[str, ...] = ()
+    integer_share: float = 0.0
+    """Of the multiplications, those done in 8 bits."""
 
 
 class Workbench(Protocol):
@@ -209,7 +211,12 @@ class _Search:
             match kind:
                 case "make":
                     made = self.bench.make(candidate)
-                    changes = {"size_bytes": made.size_bytes, "digest": made.digest, "notes": list(made.notes)}
+                    changes = {
+                        "size_bytes": made.size_bytes,
+                        "digest": made.digest,
+                        "notes": list(made.notes),
+                        "integer_share": made.integer_share,
+                    }
                 case "screen":
                     changes = {"screen": self.bench.judge(candidate, part=True)}
                 case "full":

@@ -46,6 +46,8 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     size_bytes: int | None = None
     digest: str = ""
     """Of the artefact's bytes: equal ones need no second look."""
+    integer_share: float = 0.0
+    """Of the multiplications, those done in 8 bits."""
     screen: Scores | None = None
     """On a part of the evaluation set."""
     full: Scores | None = None

@@ -17,6 +17,10 @@ SAME_QUALITY = 0.001
 """So are qualities, where the evaluation has fewer than a thousand requests."""
 
 
+SAME_PEAK = 1.05
+"""And peaks of memory: allocators round."""
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """One form, with everything measured."""
@@ -54,24 +58,21 @@ class Verdict:
 
 
 def dominates(one: Point, other: Point) -> bool:
-    """Whether `one` is nowhere worse than `other`, and clearly better somewhere."""
-    return (
-        one.quality >= other.quality
-        and one.size_bytes <= other.size_bytes
-        and one.peak_bytes <= other.peak_bytes
-        and one.p50_us <= other.p50_us
-        and (
-            one.quality > other.quality
-            or one.size_bytes < other.size_bytes
-            or one.peak_bytes < other.peak_bytes
-            or one.p50_us * SAME < other.p50_us
-        )
+    """Whether `one` is nowhere clearly worse than `other`, and clearly better somewhere."""
+    pairs = [
+        (1 - one.quality, 1 - other.quality, 1.0),
+        (one.size_bytes, other.size_bytes, 1.0),
+        (one.peak_bytes, other.peak_bytes, SAME_PEAK),
+        (one.p50_us, other.p50_us, SAME),
+    ]
+    return all(mine <= theirs * same for mine, theirs, same in pairs) and any(
+        mine * same < theirs for mine, theirs, same in pairs
     )
 
 
 def front(points: Sequence[Point]) -> tuple[Point, ...]:
     """Return the points that no other dominates, best quality first, then the fastest."""
-    kept = [point for point in points if not any(dominates(other, point) for other in points)]
+    kept = [point for point in points if not any(dominates(other, point) for other in points)] or list(points)
     return tuple(sorted(kept, key=lambda point: (-point.quality, point.p50_us, point.size_bytes, point.name)))
 
 

@@ -241,7 +241,7 @@ class _Estimated:
             costs,
             self._here,
             self._there,
-            quantized=quantized,
+            integer_share=facts.integer_share,
             weights_bytes=facts.size_bytes or 0,
             threads=[self._budget.threads],
             correction=self._corrections.get(quantized, self._corrections.get(False, 1.0)),

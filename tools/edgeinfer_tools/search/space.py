@@ -65,11 +65,17 @@ class Candidate:
 
 
 def space(
-    recipe_variants: Sequence[VariantRecipe], target: Target, budget: Budget, float_bytes: int
+    recipe_variants: Sequence[VariantRecipe],
+    target: Target,
+    budget: Budget,
+    float_bytes: int,
+    *,
+    calibrated: bool = True,
 ) -> list[Candidate]:
     """Return the candidates in the order in which to try them: the float model first, then what the recipe names.
 
     Each other network that the recipe names as a variant's source is tried as it is, and with the best schemes.
+    Without calibration data (`calibrated`), what needs them is left out.
     """
     found = [Candidate("fp32", Scheme(method="keep"))]
     networks: dict[str, tuple[Source, str]] = {}
@@ -94,7 +100,7 @@ def space(
     for network, name in networks.values():
         forms = [Scheme(method="keep"), default_scheme("static", target), default_scheme("dynamic", target)]
         found += [Candidate(f"{name}-{scheme_name(scheme)}", scheme, source=network) for scheme in forms]
-    return _unique(found)
+    return _unique([item for item in found if calibrated or not item.scheme.calibrated])
 
 
 def more_schemes(target: Target) -> list[Scheme]:

@@ -150,7 +150,10 @@ class JobWorkbench:
         digest = hashlib.sha256()
         for path in model_file.files_of(out):
             digest.update(hashlib.sha256(path.read_bytes()).digest())
-        return Artefact(made.size_bytes, digest.hexdigest(), made.notes)
+        scheme = candidate.scheme
+        in_float = not scheme.quantized or (scheme.method == "weights" and not scheme.int8_compute)
+        share = 0.0 if in_float else round(1 - made.coverage.float_macs_share, 6)
+        return Artefact(made.size_bytes, digest.hexdigest(), made.notes, share)
 
     def judge(self, candidate: Candidate, *, part: bool) -> Scores | None:
         """See `Workbench`: on the data that choose."""
