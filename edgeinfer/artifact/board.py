@@ -221,19 +221,19 @@ def find_board(folder: Path | None = None, *, proc_root: Path = Path("/proc"), m
         ConfigError: no file fits.
     """
     boards = known_boards(folder)
-    read = {path: load_board(path) for path in boards.values()}
+    tables = {path: _claims(path) for path in boards.values()}
     try:
         raw = (proc_root / "device-tree" / "compatible").read_bytes()
     except OSError:
         raw = b""
     compatible = [item.decode("ascii", "replace") for item in raw.split(b"\0") if item]
     for wanted in compatible:  # most specific first
-        for path, board in read.items():
-            if wanted in board.compatible:
+        for path, (names, _) in tables.items():
+            if wanted in names:
                 return path
-    model = _cpu_model(proc_root)
-    for path, board in read.items():
-        if board.cpu.architecture == machine and any(part and part in model for part in board.cpu.models):
+    model = _cpu_model(proc_root) if machine == "x86_64" else ""
+    for path, (_, models) in tables.items():
+        if any(part and part in model for part in models):
             return path
     generic = GENERIC.get(machine)
     if generic in boards:
@@ -242,6 +242,23 @@ def find_board(folder: Path | None = None, *, proc_root: Path = Path("/proc"), m
         "board",
         (Problem("board", f"no board file fits {machine} {compatible}; name one (known: {', '.join(boards)})"),),
     )
+
+
+def _claims(path: Path) -> tuple[list[str], list[str]]:
+    """Return by which compatible strings and CPU names a board file is found; the file itself is checked later.
+
+    Raises:
+        ConfigError: no TOML.
+    """
+    from edgeinfer.toml_file import load_toml  # noqa: PLC0415 - as above
+
+    table = load_toml(path)
+    cpu = table.get("cpu")
+    lists = (table.get("compatible"), cpu.get("models") if isinstance(cpu, dict) else None)
+    first, second = (
+        [item for item in claims if isinstance(item, str)] if isinstance(claims, list) else [] for claims in lists
+    )
+    return first, second
 
 
 def _cpu_model(proc_root: Path) -> str:
