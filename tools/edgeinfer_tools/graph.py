@@ -257,7 +257,17 @@ def _differences(role: str, found: dict[str, Any], wanted: dict[str, tuple[str, 
             len(dims) != len(shape) or any(-1 not in {a, b} and a != b for a, b in zip(dims, shape, strict=True))
         ):
             problems.append(f"{role} {name!r} has shape {dims} in the graph and {shape} in the recipe")
+        elif role == "input" and (axis := _baked(dims, shape)) is not None:
+            problems.append(
+                f"dimension {axis} of input {name!r} is fixed to {dims[axis]} in the graph, and the recipe lets it "
+                f"vary: export it again with that axis dynamic, or write {dims[axis]}"
+            )
     return problems
+
+
+def _baked(dims: list[int], shape: list[int]) -> int | None:
+    """Return the first axis that varies in the recipe alone."""
+    return next((axis for axis, (got, want) in enumerate(zip(dims, shape, strict=False)) if want == -1 < got), None)
 
 
 def all_nodes(graph: onnx.GraphProto) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,7 @@ def test_the_result_may_have_the_name_that_the_models_output_had() -> None:
 
 def test_top_k_gives_the_highest_in_order() -> None:
     x = normal(2, 50)
-    steps = [{"step": "softmax"}, {"step": "top_k", "k": 5, "gives": ["scores", "classes"]}]
+    steps: list[dict[str, Any]] = [{"step": "softmax"}, {"step": "top_k", "k": 5, "gives": ["scores", "classes"]}]
     found = after(steps, {"logits": x}, {"scores": ("FP32", [2, 5]), "classes": ("INT64", [2, 5])})
     np.testing.assert_array_equal(found["classes"], np.argsort(-x, axis=1)[:, :5])
     assert (np.diff(found["scores"]) <= 0).all()

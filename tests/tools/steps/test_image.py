@@ -90,7 +90,7 @@ def test_covering_and_cropping_is_what_classifiers_are_evaluated_with() -> None:
     image = photo(300, 450)
     resized = image.resize((384, 256), PILLOW["linear"])
     wanted = np.asarray(resized.crop((80, 16, 304, 240)))
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"step": "resize", "size": [256, 256], "fit": "cover", "antialias": True},
         {"step": "crop", "size": [224, 224]},
         {"step": "layout", "to": "nchw"},
