@@ -300,7 +300,8 @@ class Runs:
 
     def _finish(self, run: Run, ending: Ending) -> None:
         now_ns = self._clock.now_ns()
-        self._learn(run, ending, now_ns)
+        # Once the caller has its answer: it may have sent its next request by then, and nothing waits for this.
+        asyncio.get_running_loop().call_soon(self._learn, run, ending, now_ns)
         self._release(run, now_ns)
         if run.ticket.stage is Stage.RUNNING:
             self._ended(run, ending)
