@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -15,6 +16,7 @@ from edgeinfer.scheduling.scheduler import Scheduler
 _log = logging.getLogger(__name__)
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+_HANDOVER_S = 0.0005
 _IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -39,6 +41,7 @@ def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
             )
         await serve(stop)
 
+    hand_over_soon()
     try:
         asyncio.run(main())
     except BaseExceptionGroup as group:
@@ -47,6 +50,14 @@ def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
             raise
         raise fault from group
     return 0
+
+
+def hand_over_soon() -> None:
+    """Have a thread that computes in Python let the event loop in after half a millisecond, not after five.
+
+    Reading manifests and walking models takes the storage thread some milliseconds, in which requests go on.
+    """
+    sys.setswitchinterval(_HANDOVER_S)
 
 
 def _stop_on(number: signal.Signals, stop: asyncio.Event) -> None:

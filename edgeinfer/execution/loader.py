@@ -102,6 +102,11 @@ class Loader:
             text = f"{error}; heal it by adding the bundle again: edgeinfer bundle add PATH"
             raise ArtifactError(text) from error
 
+    async def _check_soon(self, installed: Installed) -> None:
+        """As `check`, but lets the worker that loads meanwhile be asked for first: two threads share an interpreter."""
+        await asyncio.sleep(0)
+        await self.check(installed)
+
     def candidates(
         self, section: ModelSection, installed: Installed, *, without: AbstractSet[tuple[str, str]] = frozenset()
     ) -> list[Variant]:
@@ -209,9 +214,10 @@ class Loader:
             mapped=mapped,
             seed=seed_of(variant, section.threads, self._measured(section, installed, variant, form)),
         )
-        checking = asyncio.create_task(self.check(installed), name=f"check[{section.name}]") if check else None
+        opening = asyncio.ensure_future(resident.open())
+        checking = asyncio.create_task(self._check_soon(installed), name=f"check[{section.name}]") if check else None
         try:
-            await resident.open()
+            await opening
             if checking is not None:
                 await checking
         except BaseException as error:

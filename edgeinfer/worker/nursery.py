@@ -238,10 +238,11 @@ class Nursery:
             await asyncio.sleep(0)
 
     async def _until(self, future: asyncio.Future[Awaited], deadline_ns: int, complaint: str) -> Awaited:
-        left_s = (deadline_ns - self._clock.now_ns()) / NS_PER_S
-        done, _ = await asyncio.wait([future], timeout=max(0.0, left_s))
-        if not done:
-            raise SessionError("fork_failed", complaint)
+        if not future.done():  # else this takes no turn of the loop
+            left_s = (deadline_ns - self._clock.now_ns()) / NS_PER_S
+            await asyncio.wait([future], timeout=max(0.0, left_s))
+            if not future.done():
+                raise SessionError("fork_failed", complaint)
         return future.result()
 
     def _spawn(self) -> None:

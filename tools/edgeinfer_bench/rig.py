@@ -17,6 +17,7 @@ from pathlib import Path
 from edgeinfer.clock import NS_PER_MS, MonotonicClock
 from edgeinfer.config import ModelSection, SchedulerSection
 from edgeinfer.daemon.host import ModelHost
+from edgeinfer.daemon.lifecycle import hand_over_soon
 from edgeinfer.execution.local import LocalExecutor
 from edgeinfer.metrics import Accounting
 from edgeinfer.request import Deadlines, InferRequest, Outcome, Payload, Timeline
@@ -70,6 +71,7 @@ async def open_rig(
     settings = settings or SchedulerSection()
     for bundle in bundles:
         BundleStore(state_dir).add(bundle, lambda *_: None)  # made here a moment ago: nothing to probe
+    hand_over_soon()  # as the daemon does
     clock = MonotonicClock()
     host = ModelHost(
         sections,
