@@ -8,7 +8,7 @@ make it (its size), a part of the evaluation, the whole evaluation, the latency.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
 from msgspec import structs
@@ -102,6 +102,8 @@ class Explored:
 
     rows: tuple[Row, ...]
     out_of_time: bool
+    notes: tuple[str, ...] = ()
+    """What was not looked into, and why."""
 
     @property
     def points(self) -> list[Point]:
@@ -132,6 +134,7 @@ class _Search:
     base_screen: Scores | None = None
     took_s: list[float] = field(default_factory=list)
     fresh: bool = False
+    notes: list[str] = field(default_factory=list)
 
     def examine(self, candidate: Candidate, *, whatever_size: bool = False) -> Row:
         """Look at one candidate until something rules it out.
@@ -145,7 +148,8 @@ class _Search:
             took = (self.clock.now_ns() - began_ns) / NS_PER_S
             self.took_s.append(took)
             self.journal.keep(structs.replace(row.facts, seconds=round(row.facts.seconds + took, 3)))
-        row = Row(row.candidate, row.outcome, row.reason, row.facts, row.point, row.costs, known=not self.fresh)
+        known = not self.fresh and bool(row.facts.refused or row.facts.size_bytes is not None)
+        row = replace(row, known=known)
         self.rows = [old for old in self.rows if old.candidate.key != candidate.key] + [row]
         self.progress.found(row)
         return row
@@ -307,7 +311,12 @@ class _Search:
         costs = self.reckon(row.candidate, facts, facts.costs[self.bench.where])
         asked = next((cost for cost in costs if cost.threads == self.budget.threads), costs[0])
         if quick and asked.latency.p50_us >= min(quick):
-            return  # with nodes in float it only becomes slower
+            ours, best = asked.latency.p50_us / 1000, min(quick) / 1000
+            self.notes.append(
+                f"{row.candidate.name} misses the bar, and none of its nodes was put back to float: with {ours:.2f} ms "
+                f"it is no faster than another form ({best:.2f} ms) as it is"
+            )
+            return
         if self.clock.now_ns() + 2 * self._expected_s() * NS_PER_S > self.deadline_ns:
             raise _TimeUp
         self.progress.looking(f"sensitivity of {row.candidate.name}", len(self.rows), self.total, None)
@@ -358,7 +367,7 @@ def explore(
         search.rescue()
     except _TimeUp:
         out_of_time = True
-    return Explored(tuple(search.rows), out_of_time)
+    return Explored(tuple(search.rows), out_of_time, tuple(search.notes))
 
 
 def _seen(facts: Facts) -> float:

@@ -73,16 +73,14 @@ class Journal:
                     continue  # half a line of a crash
                 self._facts[facts.key] = facts
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """How many candidates something is known of."""
         return len(self._facts)
 
     def find(self, key: str) -> Facts | None:
         """Return what is known of a candidate."""
         return self._facts.get(key)
-
-    def all(self) -> list[Facts]:
-        """Return everything, in the order in which it was first met."""
-        return list(self._facts.values())
 
     def keep(self, facts: Facts) -> None:
         """Write facts down, replacing what was known of the candidate."""

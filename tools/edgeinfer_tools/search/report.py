@@ -47,6 +47,7 @@ def as_text(explored: Explored, verdict: Verdict, budget: Budget, *, where: str,
         lines += ["", "not measured:"]
         lines += [f"  {row.candidate.name:<{width}} {row.outcome}: {row.reason}" for row in others]
     lines += ["", f"* on the Pareto front; winner: {verdict.winner.name}, {verdict.reason}"]
+    lines += list(explored.notes)
     if explored.out_of_time:
         untried = sum(row.outcome == "not tried" for row in explored.rows)
         lines.append(f"the time was up: {untried} candidates were not tried; run it again to go on from here")
@@ -79,6 +80,7 @@ def as_json(explored: Explored, verdict: Verdict, budget: Budget, *, where: str,
         "estimated": bool(estimate_model),
         "estimate_model": estimate_model,
         "out_of_time": explored.out_of_time,
+        "notes": list(explored.notes),
         "candidates": [_row(row, verdict) for row in explored.rows],
     }
 

@@ -131,7 +131,7 @@ def search(job: Job, golden: list[GoldenRequest], options: SearchOptions, scratc
             return calibrations[network]
 
         bench = JobWorkbench(job, calibration, scratch, measure_with)
-        job.say(f"search    {len(candidates)} candidates for {budget}; {len(journal)} known from before")
+        job.say(f"search    {len(candidates)} candidates for {budget}; {journal.count} known from before")
         explored = explore(
             bench,
             candidates,
@@ -307,7 +307,7 @@ def _confirmed(
                 assert row.point is not None
                 point = replace(row.point, quality=scores.quality, drop=drop(scores, base))
                 rows[rows.index(row)] = replace(row, point=point)
-        explored = Explored(tuple(rows), explored.out_of_time)
+        explored = replace(explored, rows=tuple(rows))
 
 
 def _profile(job: Job, explored: Explored, verdict: Verdict, estimate_model: str) -> Profile:
