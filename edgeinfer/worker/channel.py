@@ -167,7 +167,7 @@ class DaemonEnd(Generic[Received, Sent]):
         self._loop.add_writer(self._sock.fileno(), self._flush)
 
     def drain(self) -> None:
-        """Deliver what a process that has ended still sent, before its end is acted upon."""
+        """Deliver what the process has sent and nobody has read, before its end or its silence is acted upon."""
         for _ in range(_READS_AFTER_END):
             if not self._read():
                 return

@@ -84,6 +84,10 @@ class Process(Protocol):
         """Have it stop a run, under way or not yet begun; raises `ProtocolError` when it is gone or stuck."""
         ...
 
+    def listen(self) -> None:
+        """Take in what it has said already and nobody has read yet."""
+        ...
+
     def kill_overdue(self, detail: str) -> None:
         """End it: a run does not stop."""
         ...
@@ -357,6 +361,9 @@ class Flights:
             if not flight.is_abandoned and flight.deadline_ns <= now_ns:
                 self._expire(flight)
             if flight.kill_ns is not None and flight.kill_ns <= now_ns:
+                self._process.listen()  # on a busy machine it may have obeyed, and we not have heard of it
+                if flight.run not in self._flights:
+                    continue
                 grace_ms = self._limits.cancel_grace_ns / NS_PER_MS
                 flight.kill_ns = None
                 self._process.kill_overdue(f"run {flight.run} did not stop within {grace_ms:.0f} ms")

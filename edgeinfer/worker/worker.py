@@ -292,6 +292,10 @@ class Worker:
         """
         self._channel.send(message, fds)
 
+    def listen(self) -> None:
+        """Take in what the process has said already and nobody has read yet."""
+        self._channel.drain()
+
     def cancel(self, run: int) -> None:
         """Have the process stop a run.
 

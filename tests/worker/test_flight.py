@@ -7,7 +7,7 @@ import errno
 import functools
 import mmap
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -37,6 +37,7 @@ class ScriptedProcess:
         self.killed: list[str] = []
         self.stopped: list[int] = []
         self.is_gone = False
+        self.unread: Callable[[], None] = lambda: None
         self.areas: dict[int, memoryview] = {}
 
     def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
@@ -50,6 +51,9 @@ class ScriptedProcess:
         if self.is_gone:
             raise ChannelClosed("gone")
         self.stopped.append(run)
+
+    def listen(self) -> None:
+        self.unread()
 
     def kill_overdue(self, detail: str) -> None:
         self.killed.append(detail)
@@ -103,6 +107,18 @@ def test_acknowledgement_in_the_grace_spares_the_process() -> None:
         process, flights = scene()
         await ask(flights, 30)
         flights.on_failed(Failed(1, "cancelled", "", Marks()))
+        await asyncio.sleep(10)
+        assert process.killed == []
+        assert flights.has_place
+
+    virtually(play())
+
+
+def test_acknowledgement_that_lies_unread_when_the_grace_ends_spares_the_process() -> None:
+    async def play() -> None:
+        process, flights = scene()
+        process.unread = lambda: flights.on_failed(Failed(1, "cancelled", "", Marks()))
+        await ask(flights, 30)
         await asyncio.sleep(10)
         assert process.killed == []
         assert flights.has_place
