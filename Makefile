@@ -4,11 +4,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+EXPORT := build/export
 BUNDLES := build/bundles
 MODELS := pp-ocr-det silero-vad support-intent
 BOARD := device-configs/generic-x86.toml
 
-.PHONY: help demo test test-fast test-openvino lint format bench bench-show bundles wheel setup clean
+.PHONY: help demo test test-export test-fast test-openvino lint format bench bench-show bundles wheel setup clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -38,6 +39,13 @@ demo: setup bundles  ## the whole main job, live, in under two minutes (the firs
 
 test: setup bundles  ## all tests
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+$(EXPORT)/.installed: pyproject.toml tools/setup/export.sh
+	@sh tools/setup/export.sh "$(PYTHON)" "$(EXPORT)"
+	@touch $@
+
+test-export: $(EXPORT)/.installed  ## the tests that export from PyTorch and Hugging Face; installs torch (1.6 GB) into build/export
+	$(EXPORT)/bin/python -m pytest tests/export $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.installed  ## the tests that start no process and take under a quarter of a second
 	$(BIN)/pytest -m "not slow and not system" $(PYTEST_ARGS)

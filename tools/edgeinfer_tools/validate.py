@@ -83,7 +83,8 @@ def _agreement(name: str, wanted: Answers, found: Answers) -> Agreement:
         same = a == b  # infinities too
         if not a.size:
             continue
-        apart = np.abs(np.where(same, 0.0, a - b))
+        with np.errstate(invalid="ignore"):  # infinity less infinity, which is not looked at
+            apart = np.abs(np.where(same, 0.0, a - b))
         greatest, total, count = max(greatest, float(apart.max())), total + float(apart.sum()), count + a.size
         finite = a[np.isfinite(a)]
         largest = max(largest, float(np.abs(finite).max()) if finite.size else 0.0)
