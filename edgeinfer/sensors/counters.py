@@ -18,9 +18,9 @@ _OVER_CURRENT_CHIP = "soctherm_oc"
 def thermal_counts(sys_root: Path) -> list[Path]:
     """Return the counters of thermal throttling (Intel); empty on other boards."""
     root = sys_root / "devices" / "system" / "cpu"
-    names = ("package_throttle_count", "core_throttle_count")
-    found = [path for name in names for path in root.glob(f"cpu[0-9]*/thermal_throttle/{name}")]
-    return sorted(found)[:_MAX_COUNTERS]
+    cores = sorted(root.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
+    packages = sorted(root.glob("cpu[0-9]*/thermal_throttle/package_throttle_count"))
+    return [*packages[:1], *cores[: _MAX_COUNTERS - 1]]  # every core of a package shows the same; boards have one
 
 
 def power_counts(sys_root: Path) -> list[Path]:

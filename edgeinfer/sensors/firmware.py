@@ -159,7 +159,8 @@ class FirmwareReader:
             told = self._program(self._vcgencmd)
         if told.flags is not None:
             return told
-        sources = (_supply(self._sys_root), *self._counters(), _coolers(self._sys_root))
+        supply = None if self._vcgencmd is None else _supply(self._sys_root)  # a Raspberry Pi's
+        sources = (supply, *self._counters(), _coolers(self._sys_root))
         return _combine(told, sources)
 
     def _program(self, program: Vcgencmd) -> FirmwareReading:

@@ -12,7 +12,7 @@ from pathlib import Path
 from edgeinfer.clock import NS_PER_S, Clock
 from edgeinfer.sensors import firmware
 from edgeinfer.sensors.cpu import BusyMeter, CpuClock, fastest_clock, usable_cpus
-from edgeinfer.sensors.cpufreq import FrequencyPolicy, read_policies
+from edgeinfer.sensors.cpufreq import FrequencyPolicy, PolicyReader
 from edgeinfer.sensors.firmware import FirmwareReader, FirmwareReading
 from edgeinfer.sensors.meter import NO_POWER, PowerMeter, PowerReading
 from edgeinfer.sensors.probe import Probe, ThreadProbe, Waiting
@@ -63,7 +63,7 @@ class BoardSensors:
             "firmware", FirmwareReader(sys_root, proc_root, clock=clock).read
         )
         self._last_firmware = firmware.UNKNOWN
-        self._cpufreq: Probe[tuple[FrequencyPolicy, ...]] = ThreadProbe("cpufreq", lambda: read_policies(sys_root))
+        self._cpufreq: Probe[tuple[FrequencyPolicy, ...]] = ThreadProbe("cpufreq", PolicyReader(sys_root).read)
         self._last_policies: tuple[FrequencyPolicy, ...] = ()
         self._power = PowerMeter(sys_root, rails, clock=clock)
         self._changes = ChangeLog()

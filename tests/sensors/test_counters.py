@@ -10,7 +10,7 @@ def test_only_growth_tells(tree: FakeTree) -> None:
     n100(tree)
     meter = GrowthMeter(thermal_counts(tree.sys))
     assert meter.grown() is None
-    counter = tree.sys / "devices/system/cpu/cpu2/thermal_throttle/package_throttle_count"
+    counter = tree.sys / "devices/system/cpu/cpu0/thermal_throttle/package_throttle_count"
     counter.write_text("9\n")
     assert meter.grown() == counter
     assert meter.grown() is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgeinfer.sensors.cpu import CpuClock, cpu_clock, fastest_clock, load_average
-from edgeinfer.sensors.cpufreq import read_policies
+from edgeinfer.sensors.cpufreq import PolicyReader, read_policies
 from tests.sensors.boards import cluster, rk3588
 from tests.sensors.tree import FakeTree
 
@@ -45,6 +45,26 @@ def test_cluster_whose_cores_are_offline_is_not_the_fastest(tree: FakeTree) -> N
     clock = cpu_clock(tree.sys)
     assert (clock.max_hz, clock.now_hz) == (1_800_000_000, 1_800_000_000)
     assert read_policies(tree.sys)[1].cpus == frozenset()
+
+
+def test_what_is_fixed_is_read_again_after_a_while_and_the_rest_each_time(tree: FakeTree) -> None:
+    cluster(tree, 0, "0 1", 1_000_000, 500_000, 1_000_000, "x")
+    reader, folder = PolicyReader(tree.sys), tree.sys / "devices/system/cpu/cpufreq/policy0"
+    reader.read()
+    for name, text in (("cpuinfo_max_freq", "2000000"), ("scaling_cur_freq", "800000"), ("affected_cpus", "1")):
+        (folder / name).write_text(text)
+    (policy,) = reader.read()
+    assert (policy.now_hz, sorted(policy.cpus), policy.max_hz) == (800_000_000, [1], 1_000_000_000)
+    for _ in range(60):
+        (policy,) = reader.read()
+    assert policy.max_hz == 2_000_000_000
+
+
+def test_driver_that_is_loaded_later_is_found_with_the_next_sample(tree: FakeTree) -> None:
+    reader = PolicyReader(tree.sys)
+    assert reader.read() == ()
+    cluster(tree, 0, "0", 1_000_000, 500_000, 1_000_000, "x")
+    assert len(reader.read()) == 1
 
 
 def test_no_policy_is_no_clock() -> None:

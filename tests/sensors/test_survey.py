@@ -37,7 +37,7 @@ EXPECTED = {
     "jetson-orin-nano": ("tj-thermal", 52343, Slowdown.NONE, "thermal-cpufreq-0", 1510, 2, "VDD_IN", 7008),
     "rock-5b": ("bigcore2-thermal", 60000, Slowdown.NONE, "thermal-cpufreq-0", 2400, 3, "", None),
     "imx8m-plus": ("soc-thermal", 48000, Slowdown.NONE, "cpufreq-cpu0", 1600, 1, "", None),
-    "n100-8gb": ("x86_pkg_temp", 56000, Slowdown.NONE, "core_throttle_count", 3400, 4, "package-0", 0),
+    "n100-8gb": ("x86_pkg_temp", 56000, Slowdown.NONE, "package_throttle_count", 3400, 4, "package-0", 0),
 }
 
 
