@@ -48,9 +48,11 @@ def manifest(job: Job, built: list[Built], golden: list[Golden], model: onnx.Mod
         deadline_ms=file.deadline_ms,
         description=file.description,
         provenance=Provenance(
-            source=source.origin if source else f"made by models/{job.recipe.folder.name}/graph.py",
+            source=", ".join([source.origin, *(wheel.pypi for wheel in source.packages)])
+            if source
+            else f"made by models/{job.recipe.folder.name}/graph.py",
             license=(source.license if source else "") or file.license,
-            revision=file.revision,
+            revision=file.revision or (source.revision if source else ""),
             data=", ".join(item.origin for item in file.data),
         ),
         metadata={"board": job.board.name},

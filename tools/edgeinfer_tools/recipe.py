@@ -30,7 +30,7 @@ from edgeinfer.toml_file import load_toml, make_converter, structure
 from edgeinfer_tools.metrics import SCORES, WITHOUT_OUTPUT
 from edgeinfer_tools.origin import PackageFile, Source, check_package, check_source
 from edgeinfer_tools.recipe_code import blamed_on
-from edgeinfer_tools.steps.schema import AnyStep, parse_steps
+from edgeinfer_tools.steps.schema import STEPS_OPSET, AnyStep, parse_steps
 
 RECIPE_FILE = "recipe.toml"
 METHODS = ("keep", "static", "dynamic", "weights", "fp16")
@@ -219,6 +219,8 @@ def _check(recipe: Recipe) -> list[Problem]:
         problems += check_source(file.source, has_steps=bool(file.preprocess or file.postprocess))
     for index, item in enumerate(file.data):
         problems += check_package(item, f"data[{index}]")
+    if (file.preprocess or file.postprocess) and file.opset < STEPS_OPSET:
+        problems.append(Problem("opset", f"{file.opset} is below {STEPS_OPSET}, which preprocess and postprocess need"))
     problems += [
         Problem(f"dimensions.{name}", f"{size!r} is no size: a whole number of at least 1")
         for name, size in file.dimensions.items()

@@ -21,6 +21,7 @@ from edgeinfer_tools.recipe import Recipe
 from edgeinfer_tools.steps import answers, boxes, image
 from edgeinfer_tools.steps.answers import ONNX_OF_OIP
 from edgeinfer_tools.steps.schema import (
+    STEPS_OPSET,
     AnyStep,
     Cast,
     Colour,
@@ -41,8 +42,6 @@ from edgeinfer_tools.steps.wiring import Wire, Wiring
 
 RESULTS = {"top_k": 2, "nms": 3}
 """How many tensors a step gives, where it is not one."""
-OPSET = 18
-"""Resize with antialias came with it; the graph must have it before steps are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Front:
             [helper.make_tensor_value_info(wire.name, wire.kind, _dims(wire)) for wire in self.feeds.values()],
             self.wiring.constants,
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", STEPS_OPSET)], ir_version=10)
 
 
 def front(model: onnx.ModelProto, recipe: Recipe) -> Front:

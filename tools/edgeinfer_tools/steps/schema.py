@@ -12,6 +12,8 @@ from msgspec import Meta
 
 from edgeinfer.errors import Problem
 
+STEPS_OPSET = 18
+"""Resize with antialias came with it, and reductions that take their axes as an input."""
 Size = Annotated[list[Annotated[int, Meta(ge=1, le=1 << 14)]], Meta(min_length=2, max_length=2)]
 """Height and width, in pixels."""
 
