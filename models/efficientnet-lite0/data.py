@@ -75,8 +75,9 @@ def _streams(files: Mapping[str, Path], photos: Mapping[str, str]) -> Iterator[S
     for name, label in photos.items():
         photo = _open(files, name)
         for cut, (left, top, right, bottom) in CUTS.items():
-            box = (left * photo.width, top * photo.height, right * photo.width, bottom * photo.height)
-            piece = photo.crop(tuple(int(edge) for edge in box))
+            piece = photo.crop(
+                (int(left * photo.width), int(top * photo.height), int(right * photo.width), int(bottom * photo.height))
+            )
             request = {"image": Media(_jpeg(piece), "image/jpeg")}
             yield Stream(f"{name} {cut}", [request], label if cut in LABELLED else "")
 
