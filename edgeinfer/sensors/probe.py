@@ -40,6 +40,11 @@ class Probe(Protocol[T_co]):
         """Ask no more."""
         ...
 
+    @property
+    def hanging(self) -> bool:
+        """Whether a read that was begun has not ended, so that closing has ended nothing yet."""
+        ...
+
 
 class InlineProbe(Generic[T]):
     """Reads in the caller's thread: for what cannot block, and for tests."""
@@ -57,6 +62,11 @@ class InlineProbe(Generic[T]):
 
     def close(self) -> None:
         """Nothing to end."""
+
+    @property
+    def hanging(self) -> bool:
+        """Return False: a read that hangs hangs its caller."""
+        return False
 
 
 class ThreadProbe(Generic[T]):
@@ -93,6 +103,11 @@ class ThreadProbe(Generic[T]):
         """End the thread, as soon as the driver lets it."""
         self._closing = True
         self._asked.release()
+
+    @property
+    def hanging(self) -> bool:
+        """Return whether the thread is still inside a read."""
+        return self._thread is not None and self._thread.is_alive() and not self._answered.is_set()
 
     def _ask(self, now_ns: int) -> None:
         if self._thread is None:

@@ -128,6 +128,8 @@ class ThermalReader:
         self._clock = clock
         self._make_probe = make_probe
         self._zones: dict[str, _Zone] = {}
+        self._hanging: list[Probe[ZoneSample]] = []
+        """Of zones that have gone while their driver hung: their threads are still there."""
         self._unused: tuple[str, ...] = ()
         self._next_scan_ns: int | None = None
         self._none_yet = False
@@ -214,7 +216,7 @@ class ThermalReader:
                 continue
             replaced = any(kind == zone.type and other not in self._zones for other, kind in wanted.items())
             if (name in found and wanted.get(name) != zone.type) or (name not in found and replaced):
-                self._zones.pop(name).probe.close()
+                self._forget(name)
         for name, kind in wanted.items():
             self._add(name, kind, self._wanted.index(_spelling(kind)), _look(self._folder / name))
         if self._chips:
@@ -225,7 +227,7 @@ class ThermalReader:
         found = {item.name: item for item in hwmon.find_temperatures(self._sys_root)}
         for name, zone in list(self._zones.items()):
             if zone.type.startswith(hwmon.PREFIX) and (name not in found or found[name].type != zone.type):
-                self._zones.pop(name).probe.close()
+                self._forget(name)
         if not needed:
             return
         for rank, wanted in enumerate(self._chips, len(self._wanted)):
@@ -233,8 +235,14 @@ class ThermalReader:
                 if hwmon.matches(wanted, item):
                     self._add(item.name, item.type, rank, _look_chip(item))
 
+    def _forget(self, name: str) -> None:
+        probe = self._zones.pop(name).probe
+        probe.close()
+        self._hanging.append(probe)
+
     def _add(self, name: str, kind: str, rank: int, look: Callable[[], ZoneSample]) -> None:
-        if name not in self._zones and len(self._zones) < _MAX_ZONES:
+        self._hanging = [probe for probe in self._hanging if probe.hanging]
+        if name not in self._zones and len(self._zones) + len(self._hanging) < _MAX_ZONES:
             self._zones[name] = _Zone(name, kind, rank, self._make_probe(name, look))
 
 

@@ -163,6 +163,10 @@ class SilentProbe:
 
     def close(self) -> None: ...
 
+    @property
+    def hanging(self) -> bool:
+        return True
+
 
 def test_hanging_driver_is_bridged_for_two_seconds_and_then_blocked(tree: FakeTree, clock: FakeClock) -> None:
     tree.zone(0, "cpu-thermal", 51000)
@@ -172,6 +176,25 @@ def test_hanging_driver_is_bridged_for_two_seconds_and_then_blocked(tree: FakeTr
     reading = read(reader, clock)
     assert reading.state is SensorState.BLOCKED
     assert reading.temp_mc is None
+
+
+def test_zone_that_comes_and_goes_with_a_hanging_driver_never_costs_more_than_sixteen_threads(
+    tree: FakeTree, clock: FakeClock
+) -> None:
+    made = 0
+
+    def hanging(name: str, read: Callable[[], ZoneSample]) -> SilentProbe:
+        nonlocal made
+        made += 1
+        return SilentProbe(name, read)
+
+    reader = ThermalReader(tree.sys, ["cpu-thermal"], clock=clock, make_probe=hanging)
+    for index in range(100):
+        folder = tree.zone(index % 2, "cpu-thermal", 51000)
+        read(reader, clock, times=31)
+        shutil.rmtree(folder)
+    assert made == 16
+    assert read(reader, clock).state is SensorState.MISSING
 
 
 def test_trip_points_come_from_sysfs_without_placeholders(tree: FakeTree, clock: FakeClock) -> None:
