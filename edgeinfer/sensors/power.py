@@ -22,6 +22,8 @@ _MAX_SOURCES = 64
 _DOMAIN_NAME = re.compile(r"[a-z-]+(:\d+)+")
 _HIGHEST_MW = 2_000_000
 """More than two kilowatts is no board: garbage."""
+_HIGHEST_NUMBER = (1 << 64) - 1
+_LONGEST_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def find_domains(sys_root: Path) -> list[EnergyDomain]:
         if folder.name.startswith("intel-rapl-mmio"):
             continue  # the same counters once more, by another way
         top = read_static(folder / "max_energy_range_uj") or ""
-        found.append((folder.name.split(":"), EnergyDomain(name, counter, int(top) if top.isdigit() else 0)))
+        range_uj = int(top) if top.isdigit() and len(top) < _LONGEST_DIGITS else 0
+        found.append((folder.name.split(":"), EnergyDomain(name, counter, range_uj)))
     return [domain for _, domain in sorted(found, key=lambda pair: (len(pair[0]), pair[0]))[:_MAX_SOURCES]]
 
 
@@ -119,7 +122,7 @@ def read_power(source: Rail | EnergyDomain) -> PowerSample:
         assert source.current is not None
         milliwatts = _number(source.voltage) * _number(source.current) // 1000
     if milliwatts > _HIGHEST_MW:
-        raise OSError(f"{source.name}: {milliwatts} mW is more than any board draws")
+        raise OSError(f"{source.name}: {milliwatts // 1_000_000} kW is more than any board draws")
     return PowerSample(milliwatts, None)
 
 
@@ -127,6 +130,9 @@ def _number(path: Path) -> int:
     """Return a number of 0 or more; a chip on a rail that feeds back shows a small negative current: 0."""
     text = read_text(path)
     try:
-        return max(0, int(text))
+        value = max(0, int(text))
     except ValueError:
         raise OSError(f"{path}: {text[:40]!r} is not a number") from None
+    if value > _HIGHEST_NUMBER:
+        raise OSError(f"{path}: {text[:40]!r} has more than 64 bits")
+    return value
