@@ -21,7 +21,8 @@ _CHUNK_BYTES: Final = 64 << 10
 _PATIENCE_S: Final = 600.0
 
 _HASH_STDIN: Final = """
-import _hashlib, os, sys
+import os; os.nice(5)
+import _hashlib, sys
 digest, size, most, chunk = _hashlib.openssl_sha256(), 0, int(sys.argv[1]), bytearray(1 << 20)
 while size <= most and (count := os.readv(0, [chunk])):
     digest.update(memoryview(chunk)[:count])

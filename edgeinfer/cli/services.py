@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -12,15 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeinfer.cli import openssl
 from edgeinfer.cli.arguments import DEFAULT_CONFIG, DEFAULT_NEARBY_CONFIG, Commands
-from edgeinfer.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgeinfer.config import MqttSection
     from edgeinfer.worker.hatch import Hatched
-
-_log = logging.getLogger(__name__)
 
 
 def add_services(commands: Commands) -> None:
@@ -46,6 +42,8 @@ def add_unit(commands: Commands) -> None:
 
 def _set_up_logging(level: str) -> None:
     """Log to standard error: with priorities for the journal under systemd, with the time elsewhere."""
+    import logging
+
     under_systemd = "JOURNAL_STREAM" in os.environ
     logging.basicConfig(
         level=level.upper(),
@@ -55,49 +53,67 @@ def _set_up_logging(level: str) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    openssl.keep_out()
-    hatched = _hatch()
-    from edgeinfer.daemon.reading import in_child, read_device
+    with _starting() as hatched:
+        from edgeinfer.daemon.reading import in_child, read_device
 
-    reading = in_child(partial(read_device, args.config))
-    from edgeinfer.daemon.service import run_device
+        reading = in_child(partial(read_device, args.config))
+        from edgeinfer.daemon.service import run_device
 
-    found = reading()
+        found = reading()
     _set_up_logging(args.log_level)
     for doubt in found.doubts:
-        _log.warning("%s: %s", args.config, doubt)
+        _warn(f"{args.config}: {doubt}")
     _let_in_for(found.config.mqtt)
     with _blaming(args.config):
         return run_device(found.config, found.board, hatched=hatched)
 
 
 def _nearby(args: argparse.Namespace) -> int:
-    openssl.keep_out()
-    hatched = _hatch()
-    from edgeinfer.daemon.reading import in_child, read_nearby
+    with _starting() as hatched:
+        from edgeinfer.daemon.reading import in_child, read_nearby
 
-    reading = in_child(partial(read_nearby, args.config))
-    from edgeinfer.daemon.nearby_service import run_nearby
+        reading = in_child(partial(read_nearby, args.config))
+        from edgeinfer.daemon.nearby_service import run_nearby
 
-    config = reading()
+        config = reading()
     _set_up_logging(args.log_level)
     _let_in_for(config.mqtt)
     with _blaming(args.config):
         return run_nearby(config, hatched=hatched)
 
 
-def _hatch() -> Hatched | None:
-    """Start the zygote before anything that takes long: it imports the runtime while we import the service."""
+@contextlib.contextmanager
+def _starting() -> Iterator[Hatched | None]:
+    """Start the zygote before anything that takes long: it imports the runtime while the body imports the service.
+
+    What imports make stays: no garbage is looked for meanwhile.
+    """
     from edgeinfer.worker.hatch import hatch
 
+    hatched = None
     with contextlib.suppress(OSError):  # the service tries again, and says why not
-        return hatch()
-    return None
+        hatched = hatch()
+    from edgeinfer.cli import openssl
+
+    openssl.keep_out()
+    gc.disable()
+    try:
+        yield hatched
+    finally:
+        gc.enable()
+
+
+def _warn(text: str) -> None:
+    import logging
+
+    logging.getLogger(__name__).warning("%s", text)
 
 
 def _let_in_for(mqtt: MqttSection) -> None:
     """Let OpenSSL in where a connection is encrypted."""
     brokers = (mqtt.site, mqtt.fleet)
+    from edgeinfer.cli import openssl
+
     if any(broker is not None and (broker.tls_ca or broker.tls_cert) for broker in brokers):
         openssl.let_in()
 
@@ -109,6 +125,8 @@ def _blaming(config: Path) -> Iterator[None]:
     Raises:
         ConfigError: instead of one that names no file.
     """
+    from edgeinfer.errors import ConfigError
+
     try:
         yield
     except ConfigError as error:

@@ -44,13 +44,6 @@ class ChannelFull(ProtocolError):
     """The other side has not read for a whole queue of messages: it is stuck."""
 
 
-def make_pair() -> tuple[socket.socket, socket.socket]:
-    """Return the daemon's and the process's end of a new channel."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)  # noqa: FBT003
-    return ours, theirs
-
-
 def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     """Send one packet; a packet is sent whole or not at all."""
     if fds:

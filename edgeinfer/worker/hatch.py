@@ -1,8 +1,8 @@
 """Start the zygote's process, with the environment that ONNX Runtime must see before its import.
 
-Daemon's side; imports neither asyncio nor anything else that takes long, so that `edgeinfer run` can start a zygote
-first of all: it imports the runtime while the daemon imports itself. Who follows the process, and starts the next one
-when it dies, is `nursery`'s.
+Daemon's side; imports nothing that takes long (no asyncio, msgspec, ctypes or dataclasses), so that `edgeinfer run` can
+start a zygote first of all: it imports the runtime while the daemon imports itself. Who follows the process, becomes
+the parent of what it forks, and starts the next one when it dies, is `nursery`'s.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from edgeinfer.worker import lineage
-from edgeinfer.worker.channel import make_pair
+from edgeinfer.worker.pair import make_pair
 
 _ENVIRONMENT: Final = {
     "ORT_DISABLE_TELEMETRY": "1",  # the Linux wheel else starts a thread at import, which makes a fork unsafe
@@ -29,8 +27,7 @@ _ENVIRONMENT: Final = {
 _ZYGOTE_FD: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Hatched:
+class Hatched(NamedTuple):
     """A zygote's process that nobody follows yet, and our end of its channel (which the receiver owns)."""
 
     pid: int
@@ -38,12 +35,11 @@ class Hatched:
 
 
 def hatch(*, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> Hatched:
-    """Start a zygote; this process becomes the parent of all that it forks. Main thread only: it dies with that.
+    """Start a zygote, which forks nothing before it is asked to. Main thread only: it dies with that.
 
     Raises:
         OSError: it cannot be started; nothing is left of it.
     """
-    lineage.become_subreaper()
     ours, theirs = make_pair()
     try:
         with theirs:

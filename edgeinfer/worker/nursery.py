@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from edgeinfer.clock import NS_PER_S, LoopClock
 from edgeinfer.errors import InternalError, ProtocolError, RuntimeUnusable, SessionError
 from edgeinfer.worker import lineage
-from edgeinfer.worker.channel import DaemonEnd, make_pair, post
+from edgeinfer.worker.channel import DaemonEnd, post
 from edgeinfer.worker.hatch import Hatched, hatch
 from edgeinfer.worker.lineage import Child, ExitStatus
 from edgeinfer.worker.messages import (
@@ -38,6 +38,7 @@ from edgeinfer.worker.messages import (
     ZygoteFailed,
     ZygoteReady,
 )
+from edgeinfer.worker.pair import make_pair
 from edgeinfer.worker.restart import Restarts
 
 Awaited = TypeVar("Awaited")

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from edgeinfer.worker import lineage
-from edgeinfer.worker.channel import ChannelClosed, ProcessEnd, make_pair
+from edgeinfer.worker.channel import ChannelClosed, ProcessEnd
 from edgeinfer.worker.memory import read_memory
 from edgeinfer.worker.messages import (
     PROTOCOL,
@@ -36,6 +36,7 @@ from edgeinfer.worker.messages import (
     ZygoteReady,
 )
 from edgeinfer.worker.pages import let_go_of_files
+from edgeinfer.worker.pair import make_pair
 
 ZYGOTE_OOM_SCORE_ADJ = 200
 """Above the daemon's (0 or less under systemd), below the workers': losing the zygote costs only a restart."""

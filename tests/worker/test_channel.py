@@ -16,9 +16,9 @@ from edgeinfer.worker.channel import (
     ChannelFull,
     DaemonEnd,
     ProcessEnd,
-    make_pair,
 )
 from edgeinfer.worker.messages import Attach, Detach, ForgetStream, FromWorker, Log, ToWorker
+from edgeinfer.worker.pair import make_pair
 
 
 class Ends:

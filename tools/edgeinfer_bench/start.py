@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import compileall
 import contextlib
 import tempfile
 import time
@@ -19,6 +20,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import edgeinfer
 from edgeinfer import oip
 from edgeinfer.client import Client, Tensor
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, sleep_until
@@ -63,6 +65,8 @@ def measure(bundles: Path) -> Record:  # noqa: ARG001 - every benchmark is calle
 
 
 def _cold(root: Path, bundle: Path) -> list[Figure]:
+    package = Path(edgeinfer.__file__).parent
+    compileall.compile_dir(package, quiet=1)  # as any installation does, and as onnxruntime and numpy have been
     (root / "daemon").mkdir()
     service = Service(root / "daemon", [bundle])
     service.install()
