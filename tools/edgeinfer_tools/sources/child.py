@@ -9,22 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgeinfer_tools.sources.child_order import Declined, Order
+
 for _name in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "TOKENIZERS_PARALLELISM"):
     os.environ[_name] = "0" if _name == "TOKENIZERS_PARALLELISM" else "1"
-
-Order = dict[str, Any]
-
-
-class Declined(Exception):
-    """What the user must change, in words; `reason` tells the parent which of its own words to add."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -88,27 +80,6 @@ ORDERS: dict[tuple[str, str], Callable[[Order], dict[str, Any]]] = {
     ("pytorch", "export"): _export_pytorch,
     ("pytorch", "run"): _run_pytorch,
 }
-
-
-def samples_of(order: Order) -> Iterator[dict[str, Any]]:
-    """Yield the requests of the order's npz (`NUMBER.INPUT` arrays) as torch tensors by input name."""
-    import numpy as np
-    import torch
-
-    with np.load(order["samples"], allow_pickle=False) as arrays:
-        for index in range(order["count"]):
-            start = f"{index}."
-            yield {
-                key.removeprefix(start): torch.from_numpy(arrays[key]) for key in arrays.files if key.startswith(start)
-            }
-
-
-def tied(module: Any) -> list[list[str]]:
-    """Return the names of parameters that are one and the same tensor, in groups."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter.data_ptr(), []).append(name)
-    return [group for group in names.values() if len(group) > 1]
 
 
 if __name__ == "__main__":

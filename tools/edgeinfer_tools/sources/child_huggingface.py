@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from edgeinfer_tools.sources.child import Declined, Order, samples_of, tied
+from edgeinfer_tools.sources.child_order import Declined, Order, samples_of, tied
 
 HIGHEST_OPSET = 21
 
@@ -29,7 +29,7 @@ def export(order: Order) -> dict[str, Any]:
     import transformers
     from optimum.exporters.onnx import main_export
 
-    opset = order["opset"]
+    opset = asked = order["opset"]
     while True:
         try:
             main_export(
@@ -46,12 +46,12 @@ def export(order: Order) -> dict[str, Any]:
             )
             break
         except Exception as error:  # torch's and optimum's own say only in words which opset would do
-            least = _least_opset(str(error))
-            if least is None:
+            least = _least_opset(str(error), opset)
+            if least is None or not opset < least <= HIGHEST_OPSET:
                 raise
-            if order["opset_fixed"] or not opset < least <= HIGHEST_OPSET:
-                raise Declined("opset", f"opset {opset} is too low for this model, it needs {least}") from error
             opset = least
+    if order["opset_fixed"] and opset > asked:
+        raise Declined("opset", f"opset {asked} is too low for this model, it needs {opset}")
     model = _load(order)
     return {
         "files": sorted(path.name for path in Path(order["out"]).glob("*.onnx")),
@@ -91,10 +91,12 @@ def _load(order: Order) -> Any:
     return model.float().eval()
 
 
-def _least_opset(text: str) -> int | None:
-    """Return the opset that an exporter's complaint asks for."""
-    found = re.search(r"added in version (\d+)|[Aa]t least (\d+)|opset version (\d+) or (?:higher|above)", text)
-    return int(next(group for group in found.groups() if group)) if found else None
+def _least_opset(text: str, opset: int) -> int | None:
+    """Return the opset that an exporter's complaint asks for; the next one where it only asks for a higher one."""
+    found = re.search(r"added in version (\d+)|[Aa]t least +(\d+)|opset version (\d+) or (?:higher|above)", text)
+    if found:
+        return int(next(group for group in found.groups() if group))
+    return opset + 1 if "higher opset" in text or "opset version" in text else None
 
 
 def _version(distribution: str) -> str:

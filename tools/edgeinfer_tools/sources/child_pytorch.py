@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from edgeinfer_tools.sources.child import Declined, Order, samples_of, tied
+from edgeinfer_tools.sources.child_order import Declined, Order, samples_of, tied
 
 LOWEST_OPSET = 18
 """What the exporter's own operators are written in; lower ones it only sometimes reaches."""
@@ -47,6 +47,7 @@ def export(order: Order) -> dict[str, Any]:
             raise Declined("dimension", text) from error
         cause = error.__cause__ or error
         raise Declined("failed", f"{type(cause).__name__}: {_first_line(str(cause))}") from error
+    _refuse_baked(Path(order["out"]) / "model.onnx", order["inputs"])
     return {"files": ["model.onnx"], "tied": tied(module), "exporter": f"torch {torch.__version__}"}
 
 
@@ -153,6 +154,21 @@ def axis_name(spec: dict[str, Any], axis: int) -> str:
     """Return the name of a dynamic dimension: as the recipe says, else `INPUT_AXIS`."""
     named: str = spec["axes"][axis] if spec["axes"] else ""
     return named or re.sub(r"\W", "_", f"{spec['name']}_{axis}")
+
+
+def _refuse_baked(path: Path, inputs: list[dict[str, Any]]) -> None:
+    """Refuse an export whose dimensions the exporter has fixed, in silence, at the example's size."""
+    import onnx
+
+    made = onnx.load(str(path), load_external_data=False).graph.input
+    for spec, item in zip(inputs, made, strict=False):
+        for axis, dim in enumerate(item.type.tensor_type.shape.dim):
+            if spec["shape"][axis] < 0 and dim.HasField("dim_value"):
+                raise Declined(
+                    "dimension",
+                    f"dimension {axis} of {spec['name']!r} ({axis_name(spec, axis)}) cannot vary as the recipe says: "
+                    f"the module's own code fixes it to {dim.dim_value}",
+                )
 
 
 def _broken_dimension(text: str, inputs: list[dict[str, Any]]) -> str:
