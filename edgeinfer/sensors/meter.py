@@ -7,7 +7,7 @@ What a board without such a sensor uses is unknown: then there is no number.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,9 @@ from edgeinfer.sensors.state import ChangeLog, SensorState
 _BLOCKED_NS = 2 * NS_PER_S
 _SEARCH_NS = 60 * NS_PER_S
 """How soon to look again for a source while there is none, or it has gone."""
+_NOTHING_NS = 10 * NS_PER_S
+"""A source that shows no power at all for so long does not measure: a board that runs us draws some. Many PCs have a
+`psys` counter that never moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class PowerMeter:
         self._probe: Probe[PowerSample] | None = None
         self._next_search_ns: int | None = None
         self._energy = EnergyState()
+        self._nothing_ns = 0
         self._last = NO_POWER
         self._changes = ChangeLog()
 
@@ -102,7 +106,14 @@ class PowerMeter:
     def _take(self, sample: PowerSample, now_ns: int) -> PowerReading:
         assert self._source is not None
         range_uj = self._source.range_uj if isinstance(self._source, EnergyDomain) else 0
-        self._energy, interval = add_sample(self._energy, sample, now_ns, range_uj)
+        before = self._energy
+        self._energy, interval = add_sample(before, sample, now_ns, range_uj)
+        if interval is None or interval.joules > 0:
+            self._nothing_ns = now_ns
+        elif now_ns - self._nothing_ns >= _NOTHING_NS:
+            self._energy = replace(self._energy, known_s=before.known_s)
+            seconds = (now_ns - self._nothing_ns) // NS_PER_S
+            return self._told(SensorState.FROZEN, f"nothing used for {seconds} s, and yet we run", now_ns, None, None)
         power_mw = sample.power_mw
         if power_mw is None and interval is not None:
             power_mw = round(interval.joules / interval.seconds * 1000)

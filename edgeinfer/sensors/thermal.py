@@ -224,6 +224,8 @@ class ThermalReader:
 
     def _scan_chips(self, *, needed: bool) -> None:
         """Find the wanted temperatures of hwmon, when no zone tells; forget those whose chip has another index now."""
+        if not needed and not any(zone.type.startswith(hwmon.PREFIX) for zone in self._zones.values()):
+            return
         found = {item.name: item for item in hwmon.find_temperatures(self._sys_root)}
         for name, zone in list(self._zones.items()):
             if zone.type.startswith(hwmon.PREFIX) and (name not in found or found[name].type != zone.type):

@@ -152,6 +152,21 @@ def test_counter_gives_the_mean_power_of_the_interval(tree: FakeTree, clock: Fak
     assert reading.interval_j == pytest.approx(12.0)
 
 
+def test_counter_that_never_moves_is_frozen_and_its_zeros_are_no_joules(tree: FakeTree, clock: FakeClock) -> None:
+    n100(tree)
+    power = meter(tree, clock)
+    states = []
+    for _ in range(30):
+        reading = power.read()
+        states.append(reading.state)
+        clock.advance(1)
+    assert states.index(SensorState.FROZEN) == 10
+    assert (reading.power_mw, reading.interval_j, reading.known_s) == (None, None, 9.0)
+    domain(tree, "intel-rapl:0", "package-0", 7_000_000)
+    reading = power.read()
+    assert (reading.state, reading.power_mw) == (SensorState.OK, 6000)
+
+
 def test_counter_for_root_only_is_no_permission_with_the_remedy_and_one_log_line(
     tree: FakeTree, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
