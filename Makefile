@@ -9,6 +9,11 @@ BUNDLES := build/bundles
 MODELS := pp-ocr-det silero-vad support-intent
 BOARD := device-configs/generic-x86.toml
 
+# Recipes whose model is exported use these exporters where `make test-export` has installed them.
+ifneq ($(wildcard $(EXPORT)/.installed),)
+export EDGEINFER_EXPORT_PYTHON ?= $(CURDIR)/$(EXPORT)/bin/python
+endif
+
 .PHONY: help demo test test-export test-fast test-openvino lint format bench bench-show bundles wheel setup clean
 .DELETE_ON_ERROR:
 

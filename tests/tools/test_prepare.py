@@ -76,6 +76,17 @@ def test_a14_the_graph_is_written_in_the_format_that_the_devices_runtime_reads(c
     assert (made.ir_version, reads("1.15.0")) == (9, (19, 9))
 
 
+@pytest.mark.parametrize("content", [b"", b"<html>404 Not Found</html>"], ids=["empty", "a page"])
+def test_what_is_no_model_is_refused_by_the_command(
+    conv_recipe: RecipeMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    recipe = conv_recipe()
+    (recipe / "model.onnx").write_bytes(content)
+    assert main(["build", str(recipe), "--board", "generic-x86", "-o", str(tmp_path / "out" / "b")]) == 65
+    assert "model.onnx" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 # A4: operators of one runtime
 
 

@@ -79,7 +79,7 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
         if recipe.file.source is not None and source is not None:
             how = f", exported by {source.facts['exporter']}" if source.facts else ""
             kept = " (as before)" if source.reused else ""
-            say(f"source    {recipe.file.source.origin}, {human(size_bytes(source.path))}{how}{kept}")
+            say(f"source    {recipe.file.source.origin}, {human(source.size_bytes)}{how}{kept}")
         prepared = prepare(recipe, source, requests_of(recipe, files), say)
         model = prepared.model
         (folder / "model").mkdir()

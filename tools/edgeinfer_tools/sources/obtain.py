@@ -50,6 +50,15 @@ class Obtained:
     reused: bool = False
     """The export came from the cache."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file and of the weights beside it, as far as they can be found: it was not read yet."""
+        try:
+            beside = [self.path.parent / name for name in external_locations(self.path)]
+        except ArtifactError:
+            beside = []
+        return sum(path.stat().st_size for path in (self.path, *beside) if path.is_file())
+
     def answers(self, requests: Sequence[Mapping[str, Array]], outputs: Sequence[str]) -> list[dict[str, Array]]:
         """Return what the model answers in its own framework; from the cache where it was asked the same before.
 
