@@ -101,7 +101,9 @@ def describe(found: Survey) -> str:
         lines.append(f"{'*' if item.used else ' '} {_title(item):<{width}}  {said:>14}  {item.why}")
         if item.trips:
             trips = ", ".join(f"{trip.kind} {trip.temp_mc / 1000:.1f} C" for trip in item.trips)
-            lines.append(f"  {'':<{width}}  {'':>14}  kernel trips: {trips}")
+            lines.append(
+                f"  {'':<{width}}  {'':>14}  {'limits' if item.name.startswith('hwmon:') else 'kernel trips'}: {trips}"
+            )
     lines += ["", *(f"! {remark}" for remark in found.remarks)] if found.remarks else []
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from edgeinfer.sensors.cooling import Cooler, CoolingDevice
 from edgeinfer.sensors.cpu import load_average
 from edgeinfer.sensors.cpufreq import FrequencyPolicy
 from edgeinfer.sensors.firmware import FirmwareReading, Slowdown, ThrottleFlags
-from edgeinfer.sensors.hwmon import HwmonTemperature
+from edgeinfer.sensors.hwmon import PREFIX, HwmonTemperature, matches
 from edgeinfer.sensors.power import EnergyDomain, PowerSample, Rail
 from edgeinfer.sensors.probe import read_static
 from edgeinfer.sensors.sampling import BoardReading
@@ -43,6 +43,7 @@ class Finding:
     why: str
     """Why it is used or not, and what is wrong with it."""
     trips: tuple[KernelTrip, ...] = ()
+    """Of a zone; of hwmon the driver's `max` and `crit`, without placeholders."""
 
 
 def fault_of(answers: Answers, name: str) -> Fault | None:
@@ -72,7 +73,9 @@ def zones_found(board: Board, thermal: ThermalReading, types: Mapping[str, str],
         yield _temperature(name, kind, fault or parse_temp(text), why, trips)
 
 
-def chips_found(thermal: ThermalReading, chips: list[HwmonTemperature], answers: Answers) -> Iterator[Finding]:
+def chips_found(
+    board: Board, thermal: ThermalReading, chips: list[HwmonTemperature], answers: Answers
+) -> Iterator[Finding]:
     """Yield every temperature of hwmon."""
     believed = {item.name: item for item in thermal.zones}
     for item in chips:
@@ -80,9 +83,11 @@ def chips_found(thermal: ThermalReading, chips: list[HwmonTemperature], answers:
             yield _used(thermal, believed[item.name])
             continue
         answer = answers.get(item.name)
-        sample = fault_of(answers, item.name) or parse_temp(answer if isinstance(answer, str) else "")
-        why = "hwmon is asked only where no zone of thermal.zones can be believed"
-        yield _temperature(item.name, item.type, sample, why, ())
+        text, limits = answer if isinstance(answer, tuple) else ("", ())
+        sample = fault_of(answers, item.name) or parse_temp(text)
+        listed = any(zone.startswith(PREFIX) and matches(zone, item) for zone in board.thermal.zones)
+        why = "asked only while no zone can be believed" if listed else f"not in thermal.zones of {board.name}"
+        yield _temperature(item.name, item.type, sample, why, limits)
 
 
 def _temperature(where: str, name: str, sample: int | Fault, why: str, trips: tuple[KernelTrip, ...]) -> Finding:
@@ -188,6 +193,8 @@ def powers_found(reading: BoardReading, sources: list[Rail | EnergyDomain], answ
             hint = "only root may read it; docs/thermal.md has a udev rule"
             why = hint if fault.state is SensorState.NO_PERMISSION else fault.detail
         value = "" if milliwatts is None else f"{milliwatts / 1000:.2f} W"
+        if not value and isinstance(answer, PowerSample) and answer.energy_uj is not None:
+            value = f"{answer.energy_uj / 1e6:.0f} J"
         state = SensorState.OK if fault is None else fault.state
         yield Finding("power", where, source.name, state, value, milliwatts, used=used and fault is None, why=why)
     if not sources:

@@ -54,7 +54,7 @@ def survey(board: Board, sys_root: Path, proc_root: Path, *, clock: Clock, sleep
     types = {path.name: read_static(path / "type") or "?" for path in _zone_folders(sys_root)}
     sources: list[Rail | EnergyDomain] = [*find_rails(sys_root), *find_domains(sys_root)]
     zones = _Answers({path.name: _zone_look(path) for path in _zone_folders(sys_root)}, clock)
-    temperatures = _Answers({item.name: _text_look(item.path) for item in chips}, clock)
+    temperatures = _Answers({item.name: _chip_look(item) for item in chips}, clock)
     powers = _Answers({f"{index}": _power_look(source) for index, source in enumerate(sources)}, clock)
     cooling = _Answers({"cooling": lambda: read_cooling(sys_root)}, clock)
     deadline_ns, rounds = clock.now_ns() + _PATIENCE_NS, 0
@@ -69,7 +69,7 @@ def survey(board: Board, sys_root: Path, proc_root: Path, *, clock: Clock, sleep
         end.close()
     findings = (
         *zones_found(board, reading.thermal, types, zones.got),
-        *chips_found(reading.thermal, chips, temperatures.got),
+        *chips_found(board, reading.thermal, chips, temperatures.got),
         firmware_found(reading.firmware),
         *clocks_found(reading.policies),
         *cooling_found(cooling.got),
@@ -109,8 +109,12 @@ def _zone_look(folder: Path) -> Callable[[], tuple[str, tuple[KernelTrip, ...]]]
     return lambda: (read_text(folder / "temp"), read_trips(folder))
 
 
-def _text_look(path: Path) -> Callable[[], str]:
-    return lambda: read_text(path)
+def _chip_look(item: hwmon.HwmonTemperature) -> Callable[[], tuple[str, tuple[KernelTrip, ...]]]:
+    def look() -> tuple[str, tuple[KernelTrip, ...]]:
+        limits = sorted(hwmon.read_thresholds(item).items(), key=lambda pair: pair[1])
+        return read_text(item.path), tuple(KernelTrip(name, temp_mc, 0) for name, temp_mc in limits)
+
+    return look
 
 
 def _power_look(source: Rail | EnergyDomain) -> Callable[[], PowerSample]:

@@ -62,7 +62,9 @@ def test_each_board_is_read_as_it_is(tree: FakeTree, name: str) -> None:
         ("n100-8gb", "thermal_zone0", SensorState.OK, "placeholder"),
         ("n100-8gb", "thermal_zone1", SensorState.OK, "no sensor: always 20 C"),
         ("n100-8gb", "thermal_zone3", SensorState.OK, "Wi-Fi"),
-        ("n100-8gb", "hwmon1/temp1", SensorState.OK, "only where no zone"),
+        ("n100-8gb", "hwmon1/temp1", SensorState.OK, "not in thermal.zones of n100-8gb"),
+        ("n100-8gb", "hwmon2/temp1", SensorState.OK, "only while no zone can be believed"),
+        ("n100-8gb", "intel-rapl:0:0", SensorState.OK, "not the whole board"),
         ("jetson-orin-nano", "thermal_zone2", SensorState.ABSURD, "no power"),
         ("rock-5b", "thermal_zone5", SensorState.OK, "the GPU's sensor"),
     ],
@@ -73,6 +75,12 @@ def test_what_is_not_used_says_why(tree: FakeTree, name: str, where: str, state:
     assert not item.used
     assert item.state is state
     assert why in item.why
+
+
+def test_limits_of_a_driver_are_told_without_its_placeholders(tree: FakeTree) -> None:
+    BOARDS["n100-8gb"](tree)
+    item = row(look(tree, "n100-8gb"), "hwmon1/temp1")
+    assert [(trip.kind, trip.temp_mc) for trip in item.trips] == [("crit", 84850)]
 
 
 def test_sub_rails_and_second_counters_are_shown_but_not_used(tree: FakeTree) -> None:
