@@ -12,8 +12,8 @@ import pytest
 
 from edgeinfer.artifact import hashing
 
-LARGE = bytes(range(256)) * (5 << 12)
-"""5 MiB."""
+LARGE = bytes(range(256)) * (7 << 12)
+"""7 MiB."""
 
 
 def hash_file(path: Path, most_bytes: int) -> tuple[str, int]:
