@@ -147,7 +147,8 @@ class _Search:
         if self.fresh:
             took = (self.clock.now_ns() - began_ns) / NS_PER_S
             self.took_s.append(took)
-            self.journal.keep(structs.replace(row.facts, seconds=round(row.facts.seconds + took, 3)))
+            row = replace(row, facts=structs.replace(row.facts, seconds=round(row.facts.seconds + took, 3)))
+            self.journal.keep(row.facts)
         known = not self.fresh and bool(row.facts.refused or row.facts.size_bytes is not None)
         row = replace(row, known=known)
         self.rows = [old for old in self.rows if old.candidate.key != candidate.key] + [row]

@@ -104,7 +104,10 @@ def space(
 
 
 def more_schemes(target: Target) -> list[Scheme]:
-    """Return the schemes to try on a target: `scheme.candidates`, and the steps between them."""
+    """Return the schemes to try on a target: `scheme.candidates`, and the steps between them.
+
+    One of each kind comes first, then their refinements: so a search whose time is short has seen every kind.
+    """
     static = default_scheme("static", target)
     found = candidates(target)
     last = found.index(Scheme(method="fp16"))
@@ -114,7 +117,11 @@ def more_schemes(target: Target) -> list[Scheme]:
         Scheme(method="weights", weight_bits=4, block_size=128, int8_compute=target.kernels.quick),
         Scheme(method="weights", weight_bits=8, int8_compute=not target.kernels.quick),
     ]
-    return list(dict.fromkeys(found))
+    found = list(dict.fromkeys(found))
+    kinds: dict[tuple[str, int], Scheme] = {}
+    for scheme in found:
+        kinds.setdefault((scheme.method, scheme.weight_bits), scheme)
+    return [*kinds.values(), *(scheme for scheme in found if scheme not in kinds.values())]
 
 
 def _unique(found: Sequence[Candidate]) -> list[Candidate]:
