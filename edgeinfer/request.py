@@ -169,7 +169,7 @@ class InferRequest:
     of the same stream when not firm, and a stateful model keeps its state by it."""
     sequence_start: bool = False
     """First of a sequence: a stateful model starts from zeros."""
-    id: int = field(default_factory=lambda: next(_ids))
+    id: int = field(default_factory=_ids.__next__)
 
     @property
     def origin(self) -> str:

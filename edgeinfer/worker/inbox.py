@@ -74,7 +74,8 @@ class CurrentRun:
         """
         with self._lock:
             self._under_way, self._stop = run, stop
-        if self.is_cancelled(run):
+            is_cancelled = run in self._cancelled
+        if is_cancelled:
             raise Fault(CANCELLED, "stopped before it began")
 
     def is_cancelled(self, run: int) -> bool:
