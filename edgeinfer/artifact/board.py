@@ -7,6 +7,7 @@ one. Every number has a source, in the file.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from edgeinfer.quantity import Bytes, MilliCelsius, Nanoseconds
 
 GENERIC = {"aarch64": "generic-arm64", "x86_64": "generic-x86"}
 """The board file of an architecture's machines that no other file fits."""
+_ROOM_MC = 2_000
+"""Between the last trip and the firmware's: a board warms by about a degree a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,27 @@ def _check_zones(thermal: Thermal) -> list[Problem]:
         if item is not None and item.zone.strip().lower().replace("_", "-") in seen:
             problems.append(Problem(f"thermal.unused[{index}].zone", f"{item.zone!r} is in thermal.zones, too"))
     return problems
+
+
+def doubts(board: Board) -> list[Problem]:
+    """Return what is odd in a sound board file: no error, but hardly meant."""
+    found, trips = [], board.thermal.trips
+    for index, (cooler, hotter) in enumerate(itertools.pairwise(trips)):
+        if hotter.at_c - cooler.at_c < max(cooler.hysteresis_c, hotter.hysteresis_c):
+            text = (
+                "is closer to the one before than their hysteresis: a swing of that size crosses both, again and again"
+            )
+            found.append(Problem(f"thermal.trips[{index + 1}].at_c", text))
+    if board.thermal.firmware_trip_c - trips[-1].at_c < _ROOM_MC:
+        text = f"leaves less than {_ROOM_MC / 1000:g} C to firmware_trip_c: one late sample, and firmware acts"
+        found.append(Problem(f"thermal.trips[{len(trips) - 1}].at_c", text))
+    if not board.thermal.zones:
+        found.append(Problem("thermal.zones", "is empty: fault_duty_cycle holds for ever"))
+    if board.memory.ceiling + board.memory.reserve > board.memory.total:
+        found.append(Problem("memory.ceiling", "and memory.reserve are more than memory.total together"))
+    if not board.sources:
+        found.append(Problem("sources", "is empty: nobody can tell where the numbers come from"))
+    return found
 
 
 def known_boards(folder: Path | None = None) -> dict[str, Path]:

@@ -70,12 +70,11 @@ def _check(file: Path, kind: Kind) -> list[Problem]:
     Raises:
         ConfigError: it is not sound.
     """
-    from edgeinfer.artifact.board import load_board
+    from edgeinfer.artifact import board
     from edgeinfer.config import doubts, load_device_config, load_nearby_config
 
     if kind == "board":
-        load_board(file)
-        return []
+        return board.doubts(board.load_board(file))
     if kind == "nearby":
         return list(_cpus(load_nearby_config(file).scheduler))
     try:

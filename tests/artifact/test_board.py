@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.artifact.board import Board, find_board, known_boards, load_board
+from edgeinfer.artifact.board import Board, doubts, find_board, known_boards, load_board
 from edgeinfer.artifact.board_bounds import BOUNDS
 from edgeinfer.errors import ConfigError
 from edgeinfer.limits import ThermalLevel
@@ -142,6 +142,26 @@ def test_zones_that_lie_say_why_and_quirks_are_told(name: str) -> None:
     assert all(len(item.why) > 10 for item in board.thermal.unused)
     assert board.lab is not None
     assert board.lab.throttled_share < 1
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_board_leaves_no_doubt(name: str) -> None:
+    assert doubts(load_board(SHIPPED[name])) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        ("at_c = 80", "at_c = 72", "thermal.trips[1].at_c"),
+        ("at_c = 80", "at_c = 84", "thermal.trips[1].at_c"),
+        ('zones = ["cpu-thermal"]', "zones = []", "thermal.zones"),
+        ('ceiling = "1 GiB"', 'ceiling = "2 GiB"', "memory.ceiling"),
+        ('description = "x"', 'description = "x"\nsources = []', "sources"),
+    ],
+)
+def test_what_is_hardly_meant_is_a_doubt_and_no_error(tmp_path: Path, old: str, new: str, path: str) -> None:
+    text = GOOD if path == "sources" else GOOD.replace('description = "x"', 'description = "x"\nsources = ["y"]')
+    assert [problem.path for problem in doubts(load(tmp_path, text.replace(old, new, 1)))] == [path]
 
 
 def test_unknown_machine_names_the_known_boards(tmp_path: Path) -> None:
