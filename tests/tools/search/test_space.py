@@ -51,6 +51,11 @@ def test_without_calibration_data_nothing_needs_them(board: Board) -> None:
     assert {"dynamic", "keep", "weights"} <= {item.scheme.method for item in found}
 
 
+def test_a_convolutional_net_has_nothing_for_schemes_of_matrices(board: Board) -> None:
+    found = space([], target_of(board), Budget(drop=0.1), 16 * MIB, operators={"Conv", "Relu"})
+    assert {item.scheme.method for item in found} == {"keep", "static", "fp16"}
+
+
 def test_another_network_is_tried_as_it_is_and_quantized(board: Board) -> None:
     small = Source(file="small.onnx")
     found = space([VariantRecipe("small", "keep", source=small)], target_of(board), Budget(drop=0.1), 16 * MIB)

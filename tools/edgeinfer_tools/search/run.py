@@ -108,7 +108,7 @@ def search(job: Job, golden: list[GoldenRequest], options: SearchOptions, scratc
     """
     budget = _fit_to_board(job, options)
     deadline_ns = options.clock.now_ns() + int(options.time_limit_s * NS_PER_S)
-    candidates = space(job.recipe.file.variants, target_of(job.board), budget, model_file.size_bytes(job.float_model))
+    candidates = _candidates(job, budget)
     journal = Journal(_journal_path(job, fresh=options.fresh))
     with ExitStack() as stack:
         measure_with: Measure
@@ -182,6 +182,22 @@ def _fit_to_board(job: Job, options: SearchOptions) -> Budget:
     if problems:
         raise ConfigError("search", tuple(problems))
     return budget if budget.peak_bytes is not None else replace(budget, peak_bytes=int(job.board.memory.ceiling))
+
+
+def _candidates(job: Job, budget: Budget) -> list[Candidate]:
+    """Return what there is to try, without what the graph or the data rule out from the start."""
+    model = model_file.load(job.float_model)
+    calibrated = job.recipe.hook("data", "calibration") is not None
+    if not calibrated:
+        job.say("search    data.py has no calibration(): schemes that need it are left out, static ones among them")
+    return space(
+        job.recipe.file.variants,
+        target_of(job.board),
+        budget,
+        model_file.size_bytes(job.float_model),
+        operators={node.op_type for graph in model_file.graphs(model.graph) for node in graph.node},
+        calibrated=calibrated,
+    )
 
 
 def _journal_path(job: Job, *, fresh: bool) -> Path:

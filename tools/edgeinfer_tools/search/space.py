@@ -6,14 +6,14 @@ prunes it: what is coarser than a form that already missed the quality bar canno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgeinfer.artifact.provider import CPU_PROVIDER
 from edgeinfer_tools.origin import Source
 from edgeinfer_tools.recipe import VariantRecipe
-from edgeinfer_tools.scheme import Scheme, candidates, default_scheme, recipe_scheme
+from edgeinfer_tools.scheme import CLIPPING, Scheme, candidates, default_scheme, recipe_scheme
 from edgeinfer_tools.search.budget import Budget
 from edgeinfer_tools.targets import Target
 from edgeinfer_tools.variants import network_key
@@ -70,12 +70,14 @@ def space(
     budget: Budget,
     float_bytes: int,
     *,
+    operators: Collection[str] | None = None,
     calibrated: bool = True,
 ) -> list[Candidate]:
     """Return the candidates in the order in which to try them: the float model first, then what the recipe names.
 
     Each other network that the recipe names as a variant's source is tried as it is, and with the best schemes.
-    Without calibration data (`calibrated`), what needs them is left out.
+    Without calibration data (`calibrated`) what needs them is left out, as are schemes that quantize none of the
+    graph's `operators`.
     """
     found = [Candidate("fp32", Scheme(method="keep"))]
     networks: dict[str, tuple[Source, str]] = {}
@@ -96,11 +98,17 @@ def space(
     schemes = more_schemes(target)
     if budget.size_bytes is not None and budget.size_bytes < TIGHT_SIZE * float_bytes:
         schemes.sort(key=lambda scheme: scheme.weight_bits)  # stable: 4 bits first
+    if operators is not None:
+        schemes = [scheme for scheme in schemes if not scheme.op_types or _heavy(scheme) & set(operators)]
     found += [Candidate(scheme_name(scheme), scheme) for scheme in schemes]
     for network, name in networks.values():
         forms = [Scheme(method="keep"), default_scheme("static", target), default_scheme("dynamic", target)]
         found += [Candidate(f"{name}-{scheme_name(scheme)}", scheme, source=network) for scheme in forms]
     return _unique([item for item in found if calibrated or not item.scheme.calibrated])
+
+
+def _heavy(scheme: Scheme) -> set[str]:
+    return set(scheme.op_types) - set(CLIPPING)
 
 
 def more_schemes(target: Target) -> list[Scheme]:
