@@ -80,8 +80,7 @@ class _Window:
     """What was last answered, to what, while it is still so."""
 
     def add(self, now_ns: int, duration: float, clock_share: float) -> None:
-        """Count a run, and forget the oldest."""
-        self.told = None
+        """Count a run, and forget the oldest. What was told is to be worked out anew."""
         while self.runs and (
             now_ns - self.runs[0][0] > (RECENT_NS if len(self.runs) >= WINDOW_RUNS else WINDOW_NS)
             or len(self.runs) >= MOST_RUNS
@@ -192,6 +191,9 @@ class Estimator:
         if window is None or window.origin != origin:
             window = self._windows[key] = _Window(origin)
         window.add(now_ns, duration_ns / conditions.slowdown, conditions.clock_share)
+        if window.told is not None:  # now rather than when the next request waits for it
+            seed, told_under, _ = window.told
+            window.told = seed, told_under, self._work_out(seed, window, told_under, fresh=True)
 
     def observe_stopped(
         self, key: ModelKey, elapsed_ns: int, estimate: Estimate, *, now_ns: int, conditions: Conditions = FULL
