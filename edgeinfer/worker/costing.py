@@ -32,6 +32,9 @@ ROUNDS: Final = 5
 MIN_RUNS: Final = 12
 MAX_RUNS: Final = 200
 """Runs of one round."""
+SLOW_RUNS: Final = 5
+SLOW_NS: Final = 2 * NS_PER_S
+"""Of a slow model so many runs of a round are enough, once they have taken so long."""
 LARGEST_RUNS: Final = 2
 ARENA_MAX_BYTES: Final = 1 << 36
 """Activations live in one capped arena, as on a device; the cap is out of the way, since it is what we look for."""
@@ -137,11 +140,17 @@ def quietest(rounds: Sequence[Round]) -> Round:
 
 
 async def _round(worker: Worker, request: Payload, clock: Clock, seconds: float) -> Round:
-    before_ns, until_ns = _cpu_ns(worker.pid), clock.now_ns() + int(seconds * NS_PER_S)
+    before_ns, began_ns = _cpu_ns(worker.pid), clock.now_ns()
     micros: list[float] = []
-    while len(micros) < MIN_RUNS or (clock.now_ns() < until_ns and len(micros) < MAX_RUNS):
+    while not _enough(len(micros), clock.now_ns() - began_ns, int(seconds * NS_PER_S)):
         micros.append(await _run(worker, request, clock) / 1000)
     return Round(latency_of(micros), (_cpu_ns(worker.pid) - before_ns) / 1000 / len(micros))
+
+
+def _enough(runs: int, took_ns: int, wanted_ns: int) -> bool:
+    """Whether a round that has so many runs may end."""
+    least = SLOW_RUNS if took_ns >= SLOW_NS else MIN_RUNS
+    return runs >= MAX_RUNS or (runs >= least and took_ns >= wanted_ns)
 
 
 async def _run(worker: Worker, request: Payload, clock: Clock) -> int:
