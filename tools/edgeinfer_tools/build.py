@@ -28,7 +28,6 @@ from edgeinfer_tools.prepare import prepare, requests_of
 from edgeinfer_tools.recipe import Recipe
 from edgeinfer_tools.reference import reference
 from edgeinfer_tools.runtimes import opset_of
-from edgeinfer_tools.search.report import shortfall
 from edgeinfer_tools.search.run import SearchOptions, search
 from edgeinfer_tools.sizes import human
 from edgeinfer_tools.sources.obtain import obtain
@@ -115,7 +114,7 @@ def build(recipe: Recipe, board: Board, output: Path, options: Options, say: Say
         for line in found.text.splitlines():
             say(line)
     say(f"published {output}, {human(sum(f.size_bytes for f in manifest.files.values()))}, digest {digest[:12]}")
-    return Result(output, digest, manifest, report, shortfall(found.verdict) if found is not None else "")
+    return Result(output, digest, manifest, report, found.shortfall if found is not None else "")
 
 
 def _networks(recipe: Recipe, files: dict[str, Path], scratch: Path, say: Say) -> dict[str, Path]:

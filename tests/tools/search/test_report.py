@@ -51,6 +51,7 @@ def test_a_budget_that_cannot_be_met_is_told_in_one_sentence() -> None:
         "the budget cannot be met: the best candidate, static, misses it: "
         "size is 4.0 MiB, the bound is 3.0 MiB (33% over); p99 is 20.00 ms, the bound is 5 ms (300% over)"
     )
+    assert shortfall(verdict, out_of_time=True).startswith("the budget was not met in the time given: the best")
     assert sentence in as_text(explored, verdict, tight, where="here", estimated=False)
 
 

@@ -14,12 +14,14 @@ from edgeinfer_tools.sizes import human
 SCHEMA = 1
 
 
-def shortfall(verdict: Verdict) -> str:
+def shortfall(verdict: Verdict, *, out_of_time: bool = False) -> str:
     """Return the sentence that says which bounds failed by how much; empty when the budget is met."""
     if not verdict.misses:
         return ""
     told = "; ".join(str(miss) for miss in verdict.misses)
-    return f"the budget cannot be met: the best candidate, {verdict.winner.name}, misses it: {told}"
+    head = "the budget was not met in the time given" if out_of_time else "the budget cannot be met"
+    again = "; run it again to go on from here" if out_of_time else ""
+    return f"{head}: the best candidate, {verdict.winner.name}, misses it: {told}{again}"
 
 
 def as_text(explored: Explored, verdict: Verdict, budget: Budget, *, where: str, estimated: bool) -> str:
@@ -51,7 +53,7 @@ def as_text(explored: Explored, verdict: Verdict, budget: Budget, *, where: str,
     if explored.out_of_time:
         untried = sum(row.outcome == "not tried" for row in explored.rows)
         lines.append(f"the time was up: {untried} candidates were not tried; run it again to go on from here")
-    if sentence := shortfall(verdict):
+    if sentence := shortfall(verdict, out_of_time=explored.out_of_time):
         lines.append(sentence)
     return "\n".join(lines) + "\n"
 

@@ -36,7 +36,7 @@ from edgeinfer_tools.search.pareto import Verdict, decide
 from edgeinfer_tools.search.plot import svg
 from edgeinfer_tools.search.progress import PlainProgress
 from edgeinfer_tools.search.remote import Address, linked
-from edgeinfer_tools.search.report import as_json, as_text
+from edgeinfer_tools.search.report import as_json, as_text, shortfall
 from edgeinfer_tools.search.space import Candidate, space
 from edgeinfer_tools.search.workbench import Here, JobWorkbench, Measure, data_digest
 from edgeinfer_tools.session import ORT_VERSION
@@ -81,6 +81,11 @@ class Found:
     report: dict[str, Any]
     picture: str
     """SVG."""
+
+    @property
+    def shortfall(self) -> str:
+        """Which bounds failed by how much, in one sentence; empty when the budget is met."""
+        return shortfall(self.verdict, out_of_time=self.explored.out_of_time)
 
     def write_beside(self, bundle: Path) -> None:
         """Write `BUNDLE.search.txt`, `.json` and `.svg`."""
