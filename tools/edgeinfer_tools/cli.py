@@ -142,6 +142,9 @@ def _search_options(arguments: argparse.Namespace, recipe: Recipe) -> SearchOpti
                 text = "is for a search: give --budget too"
                 raise ConfigError(f"--{flag.replace('_', '-')}", (Problem("", text),))
         return None
+    if arguments.costs_from:
+        text = "a search measures; a board's own figures are for --profile-from"
+        raise ConfigError("--costs-from", (Problem("", text),))
     where = str(recipe.folder / "recipe.toml") + " [budget]"
     return SearchOptions(
         budget=parse_budget(arguments.budget) if arguments.budget else budget_of(recipe.file.budget, where),

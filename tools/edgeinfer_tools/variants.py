@@ -157,7 +157,7 @@ def make_variants(job: Job, golden: list[GoldenRequest]) -> tuple[list[Built], l
     if not built:
         raise GateFailed(f"{job.recipe.file.name}: no variant passed its gates; nothing was published")
     built.sort(key=lambda item: -item.quality)
-    return built, notes + _notes_on_worth(built)
+    return built, notes + _notes_on_worth(job, built)
 
 
 def _make(job: Job, variant: VariantRecipe, golden: list[GoldenRequest], calibration: Calibration) -> Built | str:
@@ -311,7 +311,17 @@ def preferred(built: list[Built]) -> Choice:
     )
 
 
-def _notes_on_worth(built: list[Built]) -> list[str]:
+def _where(job: Job) -> str:
+    """Return where the costs hold, in words."""
+    given = job.costs_from
+    if given is not None and given.origin == "measured":
+        return f"on {job.board.name}"
+    if given is not None and given.estimate_model.startswith("estimated"):
+        return f"on {job.board.name}, as estimated"
+    return "on this machine"
+
+
+def _notes_on_worth(job: Job, built: list[Built]) -> list[str]:
     """Say so when quantizing did not pay."""
     notes = []
     for item in built:
@@ -322,7 +332,7 @@ def _notes_on_worth(built: list[Built]) -> list[str]:
     for item in built:
         if item is not kept and item.costs[0].latency.p50_us > kept.costs[0].latency.p50_us:
             both = f"p50 {item.costs[0].latency.p50_us} us against {kept.costs[0].latency.p50_us} us"
-            notes.append(f"{item.recipe.name} is slower than {kept.recipe.name} on this machine ({both})")
+            notes.append(f"{item.recipe.name} is slower than {kept.recipe.name} {_where(job)} ({both})")
     notes += [
         f"{name} is slower than another variant, and neither smaller nor better" for name in preferred(built).dominated
     ]

@@ -105,6 +105,10 @@ class Quiet:
     def __init__(self) -> None:
         self.lines: list[tuple[str, int, int, float | None]] = []
         self.rows: list[Row] = []
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
 
     def looking(self, what: str, done: int, total: int, remaining_s: float | None) -> None:
         self.lines.append((what, done, total, remaining_s))

@@ -121,8 +121,10 @@ def test_progress_says_what_how_many_and_how_long() -> None:
 def test_after_ctrl_c_only_what_is_not_known_is_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "search.jsonl"
     forms = {"fp32": FLOAT, "static": Form(0.99), "w8": Form(0.99)}
+    progress = Quiet()
     with pytest.raises(KeyboardInterrupt):
-        run(FakeWorkbench(forms, stop_at="all w8"), DROP, journal=Journal(path))
+        run(FakeWorkbench(forms, stop_at="all w8"), DROP, journal=Journal(path), progress=progress)
+    assert progress.ended  # the terminal is free again
     bench = FakeWorkbench(forms)
     explored = run(bench, DROP, journal=Journal(path))
     assert bench.looks == ["all w8", "time w8"]

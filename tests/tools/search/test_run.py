@@ -12,7 +12,7 @@ from msgspec import structs
 
 from edgeinfer.artifact.board import Board
 from edgeinfer.artifact.bundle import verify_bundle
-from edgeinfer.artifact.profile import encode_profile, read_profile
+from edgeinfer.artifact.profile import Profile, encode_profile, read_profile
 from edgeinfer.cli import main as edgeinfer
 from edgeinfer.errors import ConfigError
 from edgeinfer_tools.build import Options, Result, build
@@ -114,13 +114,19 @@ def test_the_recipe_may_name_the_budget(conv_recipe: RecipeMaker, tmp_path: Path
         (["--on", "ssh://nowhere"], "is for a search: give --budget too"),
         (["--budget", "drop=0.1", "--keep-variants", "0"], "0 is not at least 1"),
         (["--budget", "drop=0.1", "--on", "nowhere"], "write ssh://"),
+        (["--budget", "drop=0.1", "--costs-from", "FILE"], "a search measures"),
     ],
 )
 @on_small_nets
 def test_what_makes_no_sense_is_told_before_anything_is_built(
     conv_recipe: RecipeMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str
 ) -> None:
-    command = ["build", str(conv_recipe()), "--board", "generic-x86", "-o", str(tmp_path / "b"), *words]
+    recipe = conv_recipe()
+    if "FILE" in words:
+        profile = Profile(1, "conv-net", "0.1.0", "", "b", "m", [], "1.32.0", "estimated", [])
+        (tmp_path / "FILE").write_bytes(encode_profile(profile))
+        words = [str(tmp_path / word) if word == "FILE" else word for word in words]
+    command = ["build", str(recipe), "--board", "generic-x86", "-o", str(tmp_path / "b"), *words]
     assert main(command) == ConfigError.exit_code
     assert text in capsys.readouterr().err
     assert not (tmp_path / "b").exists()

@@ -25,6 +25,12 @@ def test_the_float_model_comes_first_then_what_the_recipe_names(board: Board) ->
     assert found[1].scheme.operators == ("LSTM",)
 
 
+def test_the_float_model_keeps_the_name_that_the_recipe_gives_it(board: Board) -> None:
+    recipe = [VariantRecipe("int8", "static"), VariantRecipe("float", "keep", tolerance=0.5)]
+    found = space(recipe, target_of(board), Budget(drop=0.1), 16 * MIB)
+    assert [(item.name, item.tolerance) for item in found[:2]] == [("float", 0.5), ("int8", 1e-6)]
+
+
 def test_every_form_is_there_once_under_a_plain_name_of_its_own(
     board: Board, arm_board: Board, vnni_board: Board
 ) -> None:

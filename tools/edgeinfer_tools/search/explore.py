@@ -80,6 +80,10 @@ class Progress(Protocol):
         """Say what became of a candidate."""
         ...
 
+    def end(self) -> None:
+        """Leave the terminal to others; the search is over, however it ended."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -275,6 +279,27 @@ class _Search:
             p99_us=asked.latency.p99_us,
         )
 
+    def run(self, candidates: Sequence[Candidate]) -> bool:
+        """Look at all of them; return whether the time was up before."""
+        self.look_at_base(candidates[0])
+        out_of_time = False
+        for candidate in candidates[1:]:
+            try:
+                self.examine(candidate)
+            except _TimeUp:  # what the journal knows costs no time: go on with the others
+                out_of_time = True
+                facts = self.journal.find(candidate.key) or Facts(key=candidate.key, name=candidate.name)
+                self.rows.append(Row(candidate, "not tried", "the time was up", facts))
+        try:
+            if not any(row.point and not self.budget.misses(row.point.figures) for row in self.rows):
+                over = [row for row in self.rows if row.outcome == "over size"]
+                for row in sorted(over, key=lambda item: item.facts.size_bytes or 0):
+                    self.examine(row.candidate, whatever_size=True)
+            self.rescue()
+        except _TimeUp:
+            out_of_time = True
+        return out_of_time
+
     def look_at_base(self, candidate: Candidate) -> None:
         """Take every look at the float model, against which the others are held.
 
@@ -351,23 +376,10 @@ def explore(
         EdgeInferError: the data, the recipe's code or the board's link is at fault; what is known by then is kept.
     """
     search = _Search(bench, budget, journal, clock, deadline_ns, progress, reckon, len(candidates))
-    search.look_at_base(candidates[0])
-    out_of_time = False
-    for candidate in candidates[1:]:
-        try:
-            search.examine(candidate)
-        except _TimeUp:  # what the journal knows costs no time: go on with the others
-            out_of_time = True
-            unknown = Facts(key=candidate.key, name=candidate.name)
-            search.rows.append(Row(candidate, "not tried", "the time was up", journal.find(candidate.key) or unknown))
     try:
-        if not any(row.point and not budget.misses(row.point.figures) for row in search.rows):
-            over = [row for row in search.rows if row.outcome == "over size"]
-            for row in sorted(over, key=lambda item: item.facts.size_bytes or 0):
-                search.examine(row.candidate, whatever_size=True)
-        search.rescue()
-    except _TimeUp:
-        out_of_time = True
+        out_of_time = search.run(candidates)
+    finally:
+        progress.end()
     return Explored(tuple(search.rows), out_of_time, tuple(search.notes))
 
 

@@ -24,6 +24,9 @@ class PlainProgress:
         """See `Progress`."""
         self._say(f"{'':<9} {told(row)}")
 
+    def end(self) -> None:
+        """See `Progress`."""
+
 
 class LiveProgress:
     """One line that changes, and above it a line per candidate."""
@@ -44,6 +47,10 @@ class LiveProgress:
         """See `Progress`."""
         self._status.stop()
         self._console.print(told(row), markup=False)
+
+    def end(self) -> None:
+        """See `Progress`."""
+        self._status.stop()
 
 
 def progress_for(stream: TextIO, say: Callable[[str], None]) -> Progress:

@@ -79,7 +79,8 @@ def space(
     Without calibration data (`calibrated`) what needs them is left out, as are schemes that quantize none of the
     graph's `operators`.
     """
-    found = [Candidate("fp32", Scheme(method="keep"))]
+    float_model = Candidate("fp32", Scheme(method="keep"))
+    found = [float_model]
     networks: dict[str, tuple[Source, str]] = {}
     for variant in recipe_variants:
         scheme = recipe_scheme(variant.method, variant.operators, variant.scheme, target)
@@ -104,6 +105,8 @@ def space(
     for network, name in networks.values():
         forms = [Scheme(method="keep"), default_scheme("static", target), default_scheme("dynamic", target)]
         found += [Candidate(f"{name}-{scheme_name(scheme)}", scheme, source=network) for scheme in forms]
+    named = next((item for item in found[1:] if item.key == float_model.key), float_model)
+    found[0] = named
     return _unique([item for item in found if calibrated or not item.scheme.calibrated])
 
 
