@@ -14,8 +14,8 @@ import numpy as np
 
 from edgeinfer_tools.samples import Array, Stream
 
-CALIBRATION = ["diabetes.rst", "california_housing.rst", "covtype.rst", "kddcup99.rst"]
-SELECTION = ["digits.rst", "rcv1.rst"]
+CALIBRATION = ["diabetes.rst", "california_housing.rst", "covtype.rst", "kddcup99.rst", "breast_cancer.rst"]
+SELECTION = ["digits.rst", "rcv1.rst", "species_distributions.rst", "linnerud.rst"]
 EVALUATION = ["lfw.rst", "iris.rst", "wine_data.rst", "twenty_newsgroups.rst", "olivetti_faces.rst"]
 LONGEST = 128
 """Tokens of a sentence, its two ends included."""
@@ -58,7 +58,7 @@ def sentences(path: Path) -> list[str]:
 def _streams(files: Mapping[str, Path], documents: list[str]) -> Iterator[Stream]:
     vocabulary = vocabulary_of(files)
     for document in documents:
-        for text in sentences(files[document]):
+        for text in dict.fromkeys(sentences(files[document])):
             yield Stream(text, [_request(tokens(text, vocabulary))])
 
 

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
 from edgeinfer_tools.samples import Array, Media, Stream
 
 PAGE = {
-    "Region-based segmentation": (2, 6, 266, 36),
+    "Region-based segmentation": (2, 6, 290, 36),
     "Let us first determine markers of the coins and the": (2, 45, 382, 67),
     "background. These markers are pixels that we can label": (2, 64, 384, 85),
     "unambiguously as either object or background. Here,": (2, 80, 384, 104),
