@@ -42,6 +42,7 @@ class Form:
     """Its quality on the first look; as on all data when None."""
     digest: str = ""
     fault: Exception | None = None
+    unmeasurable: Exception | None = None
 
 
 def cost(name: str, p50_ms: float, *, threads: int = 1, peak_mib: float = 50) -> OperatingCost:
@@ -92,7 +93,10 @@ class FakeWorkbench:
         return Scores(10 if part else 100, quality, [GateScore("label_agreement", "", quality, self.gate)])
 
     def measure(self, candidate: Candidate) -> list[OperatingCost]:
-        return [cost(candidate.name, self._look("time", candidate).p50_ms)]
+        form = self._look("time", candidate)
+        if form.unmeasurable is not None:
+            raise form.unmeasurable
+        return [cost(candidate.name, form.p50_ms)]
 
     def rank(self, candidate: Candidate) -> list[Sensitivity]:
         self._look("rank", candidate)

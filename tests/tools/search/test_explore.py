@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeinfer.errors import SessionError
 from edgeinfer_tools.faults import DataRefused, GateFailed
 from edgeinfer_tools.scheme import Scheme
 from edgeinfer_tools.search.budget import Budget
@@ -157,6 +158,24 @@ def test_another_machines_latency_is_measured_again_and_nothing_else(tmp_path: P
     bench = FakeWorkbench(forms, where="board")
     run(bench, DROP, journal=Journal(tmp_path / "j"))
     assert bench.looks == ["time fp32", "time static"]
+
+
+def test_what_one_board_refuses_another_may_take(tmp_path: Path) -> None:
+    old = {"fp32": FLOAT, "w8": Form(0.99, unmeasurable=refused("no kernel in 1.20"))}
+    first = run(FakeWorkbench(old, where="old board"), DROP, journal=Journal(tmp_path / "j"))
+    assert first.row("w8").outcome == "refused"
+    new = FakeWorkbench({"fp32": FLOAT, "w8": Form(0.99)}, where="new board")
+    assert run(new, DROP, journal=Journal(tmp_path / "j")).row("w8").outcome == "measured"
+
+
+def test_a_refusal_is_remembered_unless_it_may_pass(tmp_path: Path) -> None:
+    for fault, looks in ((refused("no kernel"), 0), (SessionError("timeout", "not loaded in 300 s"), 1)):
+        forms = {"fp32": FLOAT, "static": Form(fault=fault)}
+        path = tmp_path / f"{looks}.jsonl"
+        run(FakeWorkbench(forms), DROP, journal=Journal(path))
+        bench = FakeWorkbench(forms)
+        assert run(bench, DROP, journal=Journal(path)).row("static").outcome == "refused"
+        assert len(bench.looks) == looks
 
 
 def test_another_budget_asks_the_same_facts_anew(tmp_path: Path) -> None:

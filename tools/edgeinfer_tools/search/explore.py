@@ -26,6 +26,8 @@ from edgeinfer_tools.search.space import Candidate, coarser
 from edgeinfer_tools.sensitivity import Sensitivity, rescue
 
 Outcome = Literal["measured", "misses quality", "over size", "refused", "same", "coarser", "not tried"]
+_PASSING: Final = {"timeout", "run_timeout", "crashed", "out_of_memory", "fork_failed"}
+"""Reasons that another time or another machine may not have."""
 _LOOKS: Final = {"make": "making", "screen": "first look at", "full": "evaluating", "measure": "measuring"}
 
 
@@ -139,6 +141,8 @@ class _Search:
     took_s: list[float] = field(default_factory=list)
     fresh: bool = False
     notes: list[str] = field(default_factory=list)
+    passing: set[str] = field(default_factory=set)
+    """Keys of candidates whose refusal is not written down."""
 
     def examine(self, candidate: Candidate, *, whatever_size: bool = False) -> Row:
         """Look at one candidate until something rules it out.
@@ -152,7 +156,7 @@ class _Search:
             took = (self.clock.now_ns() - began_ns) / NS_PER_S
             self.took_s.append(took)
             row = replace(row, facts=structs.replace(row.facts, seconds=round(row.facts.seconds + took, 3)))
-            self.journal.keep(row.facts)
+            self._keep(row.facts)
         known = not self.fresh and bool(row.facts.refused or row.facts.size_bytes is not None)
         row = replace(row, known=known)
         self.rows = [old for old in self.rows if old.candidate.key != candidate.key] + [row]
@@ -235,12 +239,16 @@ class _Search:
         except (ModelRefused, SessionError, GateFailed, ConfigError) as error:
             if first:
                 raise
-            changes = {
-                "refused": str(error).partition("\n")[0] if not isinstance(error, ConfigError) else _one_line(error)
-            }
+            if kind == "measure" or (isinstance(error, SessionError) and error.reason in _PASSING):
+                self.passing.add(candidate.key)
+            changes = {"refused": _one_line(error)}
         facts = structs.replace(facts, **changes)
-        self.journal.keep(facts)
+        self._keep(facts)
         return facts
+
+    def _keep(self, facts: Facts) -> None:
+        """Write facts down, but for a refusal that may be this machine's or this hour's."""
+        self.journal.keep(structs.replace(facts, refused="") if facts.key in self.passing else facts)
 
     def _expected_s(self) -> float:
         """Return what the next candidate will take: the mean of those that were looked at."""
@@ -389,4 +397,4 @@ def _seen(facts: Facts) -> float:
 
 
 def _one_line(error: EdgeInferError) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) if isinstance(error, ConfigError) else str(error).partition("\n")[0]

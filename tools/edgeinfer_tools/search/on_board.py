@@ -19,7 +19,7 @@ from edgeinfer_tools.golden import GoldenRequest, answer, response_payload
 from edgeinfer_tools.measure import request_payload
 from edgeinfer_tools.pack import file_table, write_manifest
 from edgeinfer_tools.runtimes import opset_of
-from edgeinfer_tools.search.remote import RemoteBoard
+from edgeinfer_tools.search.remote import BoardUnusable, RemoteBoard
 from edgeinfer_tools.search.space import Candidate
 from edgeinfer_tools.variants import Job
 
@@ -56,6 +56,9 @@ class OnBoard:
             write_candidate(self.job, candidate, model, self.typical, folder)
             pack_bundle(folder, archive)
             profile = self.board.measure(archive, threads=self.threads, seconds=self.job.seconds)
+        if missing := sorted(set(self.threads) - {cost.threads for cost in profile.costs}):
+            text = f"{self.board.address}: edgeinfer may use fewer than {missing[-1]} CPUs there"
+            raise BoardUnusable(f"{text}; ask for fewer threads in the budget")
         return [msgspec.structs.replace(cost, variant=candidate.name) for cost in profile.costs]
 
 
