@@ -25,7 +25,7 @@ class CancelPipe:
         self._fd = -1
 
     def open(self) -> int:
-        """Open the pipe, once, and return the worker's end, which the caller passes on and closes.
+        """Open the pipe, which must be closed, and return the worker's end, which the caller passes on and closes.
 
         Raises:
             OSError: the system has no file descriptors for it now.

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from edgeinfer.clock import NS_PER_S, LoopClock
 from edgeinfer.errors import InternalError, ProtocolError, RuntimeUnusable, SessionError
 from edgeinfer.worker import lineage
-from edgeinfer.worker.channel import DaemonEnd, post
+from edgeinfer.worker.channel import DaemonEnd
 from edgeinfer.worker.hatch import Hatched, hatch
 from edgeinfer.worker.lineage import Child, ExitStatus
 from edgeinfer.worker.messages import (
@@ -34,7 +34,6 @@ from edgeinfer.worker.messages import (
     Forked,
     ForkFailed,
     FromZygote,
-    ToWorker,
     ZygoteFailed,
     ZygoteReady,
 )
@@ -160,15 +159,17 @@ class Nursery:
             await self._ready_zygote(self._clock.now_ns() + 2 * self._import_timeout_ns)
         return self.snapshot()
 
-    async def fork(self, *, deadline_ns: int, letter: tuple[ToWorker, Sequence[int]] | None = None) -> Newborn:
+    async def fork(self, *, deadline_ns: int, write: Callable[[socket.socket], None] | None = None) -> Newborn:
         """Fork a worker; waits for a zygote that is starting or restarting.
 
-        `letter`, a message with the descriptors that go with it, lies in the worker's channel when it is born: it
-        begins before anybody here knows that it is there.
+        `write` puts into the channel what the worker finds there when it is born, so that it begins before anybody
+        here knows that it is there. Called again with another channel when the zygote dies meanwhile: what it has
+        written before may have reached an orphan.
 
         Raises:
             RuntimeUnusable: ONNX Runtime cannot be imported here.
             SessionError: `fork_failed`: no memory, process ids or file descriptors, or no zygote until `deadline_ns`.
+                And whatever `write` raises: nobody was asked then.
         """
         while True:
             zygote = await self._ready_zygote(deadline_ns)
@@ -176,14 +177,19 @@ class Nursery:
                 ours, theirs = make_pair()
             except OSError as error:
                 raise SessionError("fork_failed", f"no channel for a worker: {error.strerror}") from error
+            try:
+                if write is not None:
+                    write(ours)
+            except BaseException:
+                ours.close()
+                theirs.close()
+                raise
             token = next(self._tokens)
             answer: asyncio.Future[Child] = self._loop.create_future()
             zygote.forks[token] = answer
             self._later(_FORK_PATIENCE_S, functools.partial(self._give_up_fork, zygote, token))
             try:
                 with theirs:
-                    if letter is not None:
-                        post(ours, *letter)
                     zygote.channel.send(Fork(token), [theirs.fileno()])
                 child = await self._until(answer, deadline_ns, "the zygote did not fork in time")
             except ProtocolError:  # the zygote died: ask the next one

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -22,7 +23,7 @@ from edgeinfer.clock import NS_PER_S, LoopClock
 from edgeinfer.errors import ProtocolError, SessionError
 from edgeinfer.request import Payload
 from edgeinfer.worker.cancels import CancelPipe
-from edgeinfer.worker.channel import DaemonEnd
+from edgeinfer.worker.channel import DaemonEnd, post
 from edgeinfer.worker.flight import CRASHED, WORKER_LOST, Flights, RunEnding, RunOrder, RunResult
 from edgeinfer.worker.lineage import KILL_PATIENCE_S, ExitStatus
 from edgeinfer.worker.memory import read_memory
@@ -133,8 +134,7 @@ class Worker:
         """
         cancels = CancelPipe()
         try:
-            with _order(spec, cancels) as letter:
-                newborn = await nursery.fork(deadline_ns=deadline_ns, letter=letter)
+            newborn = await nursery.fork(deadline_ns=deadline_ns, write=partial(_order, spec, cancels))
         except BaseException:
             cancels.close()
             raise
@@ -369,13 +369,15 @@ class Worker:
             return []
 
 
-@contextlib.contextmanager
-def _order(spec: LoadSpec, cancels: CancelPipe) -> Iterator[tuple[Load, list[int]]]:
-    """Have the message that tells a worker its model, and the descriptors that go with it, while the body runs.
+def _order(spec: LoadSpec, cancels: CancelPipe, sock: socket.socket) -> None:
+    """Tell whoever will be at the other end of a channel its model, and open its cancel pipe.
+
+    A pipe that was opened for an earlier one is closed, which ends a worker that got it after all.
 
     Raises:
         SessionError: `fork_failed`: there are no descriptors or no memory for it.
     """
+    cancels.close()
     raw = msgspec.msgpack.encode(spec)
     with contextlib.ExitStack() as passed:
         try:
@@ -383,8 +385,8 @@ def _order(spec: LoadSpec, cancels: CancelPipe) -> Iterator[tuple[Load, list[int
             file = passed.enter_context(os.fdopen(fd, "wb", buffering=0))
             file.write(raw)
             worker_end = cancels.open()
+            passed.callback(os.close, worker_end)
+            post(sock, Load(len(raw)), [fd, worker_end])
         except OSError as error:
             detail = f"{spec.title} cannot be told its model: {error.strerror}"
             raise SessionError("fork_failed", detail) from error
-        passed.callback(os.close, worker_end)
-        yield Load(len(raw)), [fd, worker_end]

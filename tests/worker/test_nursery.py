@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -178,3 +180,18 @@ async def test_the_board_vendors_own_build_is_taken_as_it_is(tmp_path: Path) -> 
         assert snapshot.providers == ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
     finally:
         await nursery.close()
+
+
+async def test_order_that_cannot_be_written_asks_nobody(nursery: Nursery) -> None:
+    before = nursery.snapshot(), len(os.listdir("/proc/self/fd")), nursery.pids()  # noqa: PTH208
+
+    def fail(_: socket.socket) -> None:
+        raise SessionError("fork_failed", "no descriptors")
+
+    with pytest.raises(SessionError, match="no descriptors"):
+        await nursery.fork(deadline_ns=in_ms(5000), write=fail)
+    await asyncio.sleep(0.05)
+    assert (nursery.snapshot(), len(os.listdir("/proc/self/fd")), nursery.pids()) == before  # noqa: PTH208
+    newborn = await nursery.fork(deadline_ns=in_ms(5000))
+    newborn.sock.close()
+    await newborn.child.ended
