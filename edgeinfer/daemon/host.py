@@ -31,6 +31,7 @@ from edgeinfer.sensors.cpuinfo import cpu_flags
 from edgeinfer.store.compiled import CompiledStore
 from edgeinfer.store.crashes import CrashFile
 from edgeinfer.store.store import BundleStore, Installed
+from edgeinfer.worker.hatch import Hatched
 from edgeinfer.worker.nursery import Nursery
 
 _log = logging.getLogger(__name__)
@@ -54,8 +55,9 @@ class ModelHost:
         clock: Clock,
         sys_root: Path = Path("/sys"),
         proc_root: Path = Path("/proc"),
+        hatched: Hatched | None = None,
     ) -> None:
-        """Make everything; nothing is loaded yet.
+        """Make everything; nothing is loaded yet. `hatched` is a zygote that runs already.
 
         Raises:
             ConfigError: the CPUs that were asked for may not be used here.
@@ -65,7 +67,7 @@ class ModelHost:
         self.media = OneThread("media", clock=clock)
         """The one thread that reads and writes what loops are fed from and write to: somebody else's files."""
         self.store = BundleStore(state_dir)
-        self.nursery = Nursery()
+        self.nursery = Nursery(hatched=hatched)
         self.budget = MemoryBudget(
             ceiling_bytes=ceiling_bytes,
             reserve_bytes=reserve_bytes,
