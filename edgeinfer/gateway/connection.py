@@ -12,7 +12,7 @@ from typing import Final
 
 from edgeinfer.errors import mib
 from edgeinfer.gateway.bounds import READ_BYTES, Bounds, Room
-from edgeinfer.gateway.head import END, BadRequest, Head, parse_chunk, parse_head
+from edgeinfer.gateway.head import END, BadRequest, Head, check_trailer, parse_chunk, parse_head
 from edgeinfer.gateway.regions import Regions
 from edgeinfer.gateway.reply import Reply, error_reply
 from edgeinfer.gateway.stream import Stream
@@ -22,6 +22,7 @@ _EVENTS_AT_A_TIME: Final = 32
 _PROGRESS_BYTES: Final = 16 << 10
 """A body that has not grown by so much has not come on."""
 _CHUNK_LINE_BYTES: Final = 256
+_EMPTY_LINE: Final = b"\r\n"
 _SAME_HEAD_BYTES: Final = 1 << 10
 _REASONS: Final = {
     200: b"OK", 400: b"Bad Request", 404: b"Not Found", 408: b"Request Timeout", 413: b"Content Too Large",
@@ -46,6 +47,8 @@ class Connection:
         """Bytes of the body that were not read yet; None when only its chunks will tell."""
         self._chunks_left = False
         self._body_due_s = 0.0
+        self._grown_bytes = 0
+        """Of a body, since it was last seen to have come on."""
         self._ends = False
         self._answered = False
         self.spare_from_s: float | None = None
@@ -62,8 +65,13 @@ class Connection:
         now_s = self._loop.time()
         self.spare_from_s = now_s + bounds.spare_s
         due_s = now_s + (bounds.head_s if pending else bounds.idle_s)
-        looked = 0
-        while (end := pending.find(END, looked)) < 0:
+        looked, may_skip = 0, True
+        while True:
+            if may_skip and pending.startswith(_EMPTY_LINE):  # one before a request is no harm (RFC 9112, 2.2)
+                del pending[: len(_EMPTY_LINE)]
+                looked, may_skip = 0, False
+            if (end := pending.find(END, looked)) >= 0:
+                break
             if len(pending) > bounds.head_bytes:
                 raise BadRequest(431, f"the request's head has more than {bounds.head_bytes} bytes")
             if b"\n\n" in pending:
@@ -138,7 +146,9 @@ class Connection:
         at = min(len(pending), size_bytes)
         body[:at] = pending[:at]
         del pending[:at]
-        if self._unread is not None:
+        if self._unread is None:
+            self._come_on(at)
+        else:
             self._unread -= at
         if at < size_bytes:
             with memoryview(body) as view:
@@ -146,9 +156,8 @@ class Connection:
         return body
 
     async def _read_on(self, view: memoryview, at: int, due_s: float | None) -> None:
-        noticed, reads = at, 0
+        reads = 0
         self._go_on()
-        self._spare_in(self._bounds.stall_s)
         until_s = self._body_due_s if due_s is None else min(due_s, self._body_due_s)
         while at < len(view):
             try:
@@ -162,13 +171,19 @@ class Connection:
             at += got
             if self._unread is not None:
                 self._unread -= got
-            if at >= noticed + _PROGRESS_BYTES:
-                noticed = at
-                self._spare_in(self._bounds.stall_s)
+            self._come_on(got)
             reads += 1
             if reads % _EVENTS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-        self.spare_from_s = None
+        if self._unread is not None:
+            self.spare_from_s = None
+
+    def _come_on(self, got_bytes: int) -> None:
+        """A body has grown; how its bytes are wrapped up does not count."""
+        self._grown_bytes += got_bytes
+        if self._grown_bytes >= _PROGRESS_BYTES:
+            self._grown_bytes = 0
+            self._spare_in(self._bounds.stall_s)
 
     async def read_body(self, limit_bytes: int) -> bytearray:
         """Return the whole body of the current request, of whatever form; its bytes count until `finish`.
@@ -197,6 +212,7 @@ class Connection:
                 await asyncio.sleep(0)
         trailer_bytes = 0
         while (line := await self._line(self._bounds.head_bytes)) != b"\r\n":
+            check_trailer(line)
             trailer_bytes += len(line)
             if trailer_bytes > self._bounds.head_bytes:
                 raise BadRequest(431, f"the trailers have more than {self._bounds.head_bytes} bytes")
@@ -207,10 +223,9 @@ class Connection:
     async def _line(self, most_bytes: int) -> bytes:
         """Return the next line of a chunked body, its end included."""
         pending, looked = self.stream.pending, 0
-        self._spare_in(self._bounds.stall_s)
-        while (end := pending.find(b"\n", looked)) < 0:
-            if len(pending) > most_bytes:
-                raise BadRequest(400, "not a proper HTTP request: a line of the body does not end")
+        while (end := pending.find(b"\n", looked, most_bytes)) < 0:
+            if len(pending) >= most_bytes:
+                raise BadRequest(400, f"not a proper HTTP request: a line of the body has more than {most_bytes} bytes")
             looked = len(pending)
             try:
                 got = await self.stream.receive(self._body_due_s)
@@ -231,6 +246,9 @@ class Connection:
 
     def _go_on(self) -> None:
         """The body is wanted: its time runs from now, and a caller that waits for our word gets it."""
+        if self.spare_from_s is None:
+            self._grown_bytes = 0
+            self._spare_in(self._bounds.stall_s)
         if self._body_due_s:
             return
         self._body_due_s = self._loop.time() + self._bounds.body_s
@@ -318,10 +336,9 @@ class Connection:
     async def finish(self) -> bool:
         """Forget the body, read away what of it nobody took; return whether another request may come."""
         self._give_back()
-        self.stream.drop_descriptors()
+        pending = self.stream.pending
         if self._ends:
             return False
-        pending = self.stream.pending
         if self._unread:
             have = min(self._unread, len(pending))
             del pending[:have]
@@ -329,8 +346,10 @@ class Connection:
             if left and not await self.stream.read_away(left, self._loop.time() + self._bounds.linger_s):
                 return False
         self._head, self._unread = None, 0
-        if pending:
+        if pending:  # and one read may have brought the next request's descriptors
             await asyncio.sleep(0)  # requests that were sent ahead take turns with everything else
+        else:
+            self.stream.drop_descriptors()
         return True
 
     def watch(self, gone: Callable[[], None]) -> None:

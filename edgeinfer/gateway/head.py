@@ -22,6 +22,7 @@ _HEAD: Final = re.compile(
 )
 _LENGTH: Final = re.compile(r"[0-9]{1,15}")
 _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[\t ]*+;[\t\x20-\x7e\x80-\xff]*+)?\r\n")
+_TRAILER: Final = re.compile(rb"%b:[\t\x20-\x7e\x80-\xff]*+\r\n" % _TOKEN)
 _ONCE: Final = frozenset({"content-length", "transfer-encoding", "host", "expect"})
 """Headers that mean something else when they are said twice."""
 
@@ -115,3 +116,13 @@ def parse_chunk(line: bytes | bytearray) -> int:
     if found is None:
         raise BadRequest(400, "not a proper HTTP request: a chunk does not begin with its size")
     return int(found[1], 16)
+
+
+def check_trailer(line: bytes | bytearray) -> None:
+    """Check a line behind the last chunk: it is written as a header's, and nobody reads it.
+
+    Raises:
+        BadRequest: it is not.
+    """
+    if _TRAILER.fullmatch(line) is None:
+        raise BadRequest(400, "not a proper HTTP request: a trailer is not written as HTTP/1.1 has it")

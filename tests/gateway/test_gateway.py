@@ -318,6 +318,59 @@ async def test_at_the_limit_a_body_that_does_not_come_on_makes_way_and_one_that_
                 assert (await steady.receive())[0] == 200
 
 
+async def test_at_the_limit_a_body_that_drips_in_chunks_makes_way_and_one_that_comes_on_stays() -> None:
+    bounds = Bounds(connections=2, spare_s=0.05, stall_s=0.1)
+    head = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving(ScriptedSubmit(), bounds=bounds) as (_, path):  # noqa: SIM117
+        async with calling(path) as dripping, calling(path) as steady:
+            for caller in (dripping, steady):
+                caller.writer.write(head)
+            for _ in range(10):
+                steady.writer.write(b"4e20\r\n" + b" " * 20_000 + b"\r\n")
+                dripping.writer.write(b"1\r\n \r\n" * 5)
+                await asyncio.sleep(0.02)
+            async with calling(path) as app:
+                assert (await app.ask("GET", "/v2"))[0] == 200
+                assert (await dripping.receive())[0] == 408
+                steady.writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(DOUBLE_BODY), DOUBLE_BODY))
+                status, _, answer = await steady.receive()
+                assert status != 408, answer
+
+
+@pytest.mark.parametrize(
+    ("line", "end", "status"),
+    [
+        (b"%x", b"x: y\r\nZ-1:\r\n", 200),
+        (b"%x", b"x: \0\r\n", 400),
+        (b"%x", b"x: y\n", 400),
+        (b"%x", b"\n", 400),
+        (b"%x", b"x y\r\n", 400),
+        (b"%x;" + b"e" * 200, b"", 200),
+        (b"%x;" + b"e" * 300, b"", 400),
+        (b"%x;" + b"e" * 5000, b"", 400),
+    ],
+    ids=["proper", "NUL", "bare LF", "empty line of LF", "no colon", "extension", "too long", "far too long"],
+)
+async def test_what_stands_around_chunks_is_bounded_and_checked(line: bytes, end: bytes, status: int) -> None:
+    head = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving(ScriptedSubmit()) as (_, path), calling(path) as caller:
+        chunk = line % len(DOUBLE_BODY) + b"\r\n" + DOUBLE_BODY + b"\r\n0\r\n" + end + b"\r\n"
+        caller.writer.write(head + chunk)
+        assert (await caller.receive())[0] == status
+
+
+async def test_one_empty_line_before_a_request_is_skipped_and_no_more() -> None:
+    asked = b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with serving(ScriptedSubmit()) as (_, path), calling(path) as caller:
+        for _ in range(2):
+            for piece in (b"\r", b"\n", asked):
+                caller.writer.write(piece)
+                await asyncio.sleep(0.005)
+            assert (await caller.receive())[0] == 200
+        caller.writer.write(b"\r\n\r\n" + asked)
+        assert (await caller.receive())[0] == 400
+
+
 async def test_a_refused_caller_reads_why_though_it_sends_a_lot_first() -> None:
     async with serving(ScriptedSubmit(), bounds=Bounds(connections=1)) as (_, path), calling(path) as one:
         assert (await one.ask("GET", "/v2"))[0] == 200

@@ -166,6 +166,30 @@ async def test_only_sealed_memory_of_that_size_is_taken(tmp_path: Path) -> None:
         assert _descriptors() == have, "what was passed is closed"
 
 
+async def test_a_registration_that_is_sent_ahead_keeps_its_descriptor() -> None:
+    ask = b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n"
+    said = b'{"byte_size": 16}'
+    head = b"POST /v2/systemsharedmemory/region/%b/register HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    infer = b"POST /v2/models/listen/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+    async with serving(ScriptedSubmit(delay_s=0.05)) as (_, path), sharing(path) as caller:
+        assert (await caller.ask("/v2", method="GET"))[0] == 200
+        have = _descriptors()
+        with memory(ONES) as fd:
+            for before in (ask, infer, ask * 3):
+                socket.send_fds(caller.sock, [before + head % (b"in", len(said)) + said], [fd])
+                answer = b""
+                for _ in range(100):
+                    await asyncio.sleep(0.005)
+                    with contextlib.suppress(BlockingIOError):
+                        answer += caller.sock.recv(65536)
+                    if answer.count(b"HTTP/1.1 ") > before.count(b"HTTP/1.1"):
+                        break
+                assert answer.endswith(b"{}"), answer
+                assert (await caller.infer(16, [2, 2]))[0] == 200
+                assert (await caller.ask("/v2/systemsharedmemory/unregister"))[0] == 200
+        assert _descriptors() == have
+
+
 async def test_a_caller_that_spoils_its_memory_gets_an_answer_and_harms_nobody() -> None:
     async with serving(ScriptedSubmit()) as (gateway, path), sharing(path) as caller:
         with memory(ONES * (1 << 16)) as fd:
