@@ -15,6 +15,7 @@ noted; the header wins):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,7 @@ MAX_FACTS_BYTES = 64 << 10
 _RECALLED_BYTES = 4 << 10
 _MOST_DIGITS = 40
 _MOST_BITS = 64
+_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +294,9 @@ def _deadline_ms(model: ModelInfo, headers: Mapping[str, str], parameters: Mappi
     text = headers.get(DEADLINE_HEADER)
     value = parameters.get("deadline_ms") if text is None else text
     if isinstance(value, str):
-        try:
-            value = float(value[:_MOST_DIGITS])
-        except ValueError:
-            raise ProtocolError(f"deadline_ms {_shown(value)} is not a number of milliseconds") from None
+        if len(value) > _MOST_DIGITS or _DECIMAL.fullmatch(value) is None:  # float() would take 1_0, nan and more
+            raise ProtocolError(f"deadline_ms {_shown(value)} is not a number of milliseconds")
+        value = float(value)
     if value is None and (timeout_us := parameters.get("timeout")):
         return _number("timeout", timeout_us, 1, round(MAX_DEADLINE_MS * 1000), whole=True) / 1000
     if value is None:

@@ -261,3 +261,20 @@ def test_what_only_the_data_tells_is_read_each_time() -> None:
         taken = _again(recall, headers, in_json, b"", NOW)
         assert isinstance(taken, Intake)
         assert oip.elements(oip.Tensor("x", "FP32", [1, 2]), taken.request.payload.tensors[0]) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["1_0", " 10", "0x10", "nan", "inf", "+5", "", "1e", "\u0661", "10.", "1" + "0" * 45, "0." + "0" * 45 + "e9"],
+)
+def test_a_deadline_in_a_header_is_a_plain_number(said: str) -> None:
+    refusal = _take(DOUBLE, _body(), {"edgeinfer-deadline-ms": said})
+    assert isinstance(refusal, Refusal)
+    assert "is not a number of milliseconds" in refusal.detail
+
+
+@pytest.mark.parametrize(("said", "ms"), [("10", 10), ("0.5", 0.5), ("1e2", 100), ("007", 7)])
+def test_a_deadline_in_a_header(said: str, ms: float) -> None:
+    taken = _take(DOUBLE, _body(), {"edgeinfer-deadline-ms": said})
+    assert isinstance(taken, Intake)
+    assert taken.request.deadlines.total_ns == NOW + ms * 1_000_000
