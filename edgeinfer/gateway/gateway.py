@@ -348,7 +348,7 @@ class Gateway:
                 connection.unwatch()
                 ticket.cancel()
             if not gone:
-                await connection.respond(outcome_reply(outcome, form, connection.regions))
+                await connection.respond(outcome_reply(outcome, form))
                 outcome.request.timeline.delivered_ns = self._clock.now_ns()
                 return
             self._abandoned += 1

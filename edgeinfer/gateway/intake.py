@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -51,8 +51,6 @@ class Form:
     """Those that it wants; empty for all."""
     binary: frozenset[str] | bool = True
     """Outputs wanted in binary form; True for all, False for none."""
-    places: Mapping[str, Place] = field(default_factory=dict)
-    """Outputs wanted in the caller's shared memory, and where."""
 
 
 class Layout:
@@ -216,11 +214,10 @@ def draft(
             "sequence_start": _flag(parameters, "sequence_start", default=False),
         }
         places = _places(parsed.inputs)
-        placed = _places(parsed.outputs)
     except ProtocolError as error:
         return Refusal(Reason.INPUT_INVALID, str(error))
     refusal = _check_outputs(model, parsed)
-    form = Form(parsed.id, frozenset(tensor.name for tensor in parsed.outputs), _binary(parsed), placed)
+    form = Form(parsed.id, frozenset(tensor.name for tensor in parsed.outputs), _binary(parsed))
     is_plain = all(tensor.data is None and tensor.datatype != "BYTES" for tensor in parsed.inputs)
     return refusal or Draft(model, parsed, fields, form, places, Layout() if is_plain else None)
 
@@ -366,6 +363,12 @@ def _check_outputs(model: ModelInfo, parsed: oip.RequestHeader) -> Refusal | Non
             return Refusal(
                 Reason.INPUT_INVALID,
                 f"there is no output {tensor.name!r}; {model.manifest.name} gives {', '.join(known)}",
+            )
+        if any(name.startswith("shared_memory_") for name in tensor.parameters):
+            return Refusal(
+                Reason.INPUT_INVALID,
+                f"output {tensor.name!r} is wanted in shared memory, where only inputs may lie; "
+                "leave shared_memory_region out and take it from the answer (binary_data)",
             )
     return None
 

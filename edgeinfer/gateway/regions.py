@@ -1,9 +1,10 @@
-"""Shared memory that callers have registered on a connection: read and written by the daemon, never mapped.
+"""Shared memory that callers have registered on a connection: read by the daemon, never written or mapped.
 
 A caller passes a memfd with its registration (docs/decisions/shared-memory.md has the form). The daemon copies out of
-it and into it with preadv and pwritev: whatever a caller does to its memory meanwhile (shrink it, punch holes into it,
-change the numbers), it gets an error or its own wrong numbers, and the daemon no SIGBUS. Only memfds are taken: a read
-of anything else (a pipe, a file of FUSE or NFS) could stop the loop.
+it with preadv: whatever a caller does to its memory meanwhile (shrink it, punch holes into it, change the numbers), it
+gets an error or its own wrong numbers, and the daemon no SIGBUS. Nothing is written there: pages that a write makes are
+charged to the daemon's memory limit, for as long as the caller keeps them. Only memfds are taken: a read of anything
+else (a pipe, a file of FUSE or NFS) could stop the loop.
 """
 
 from __future__ import annotations
@@ -94,27 +95,6 @@ class Regions:
             if not got:
                 raise ProtocolError(f"region {place.region!r} ends before its tensor does")
             at += got
-
-    def write(self, place: Place, raw: bytes | bytearray | memoryview) -> None:
-        """Copy a tensor into a region, at the beginning of its place.
-
-        Raises:
-            ProtocolError: there is no such region, the tensor does not fit into its place, or it cannot be written.
-        """
-        view = memoryview(raw).cast("B")
-        if len(view) > place.size_bytes:
-            raise ProtocolError(f"the tensor has {len(view)} bytes, its place in {place.region!r} {place.size_bytes}")
-        region = self._inside(place)
-        at = 0
-        while at < len(view):
-            try:
-                at += os.pwritev(region.fd, [view[at:]], region.offset + place.offset + at)
-            except OSError as error:
-                raise ProtocolError(f"region {place.region!r} cannot be written: {error.strerror}") from error
-
-    def check(self, place: Place) -> None:
-        """Raise what `read` or `write` would, but for what only reading and writing shows."""
-        self._inside(place)
 
     def _inside(self, place: Place) -> Region:
         region = self._by_name.get(place.region)

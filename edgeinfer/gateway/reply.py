@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from edgeinfer import oip
-from edgeinfer.errors import ProtocolError, mib
+from edgeinfer.errors import mib
 from edgeinfer.gateway.intake import Form
-from edgeinfer.gateway.regions import Place, Regions
 from edgeinfer.request import Outcome, OutcomeKind, Reason, Refusal, Result
 
 REFUSAL_STATUS: dict[Reason, int] = {
@@ -82,11 +81,10 @@ def refusal_reply(refusal: Refusal) -> Reply:
     return _ending(REFUSAL_STATUS[refusal.reason], refusal.detail, "rejected", refusal.reason.value)
 
 
-def outcome_reply(outcome: Outcome, form: Form, regions: Regions | None = None) -> Reply:
+def outcome_reply(outcome: Outcome, form: Form) -> Reply:
     """Return the reply to an inference, in the form that its caller wants.
 
-    With a result, the reply borrows the result's memory until its `release`. Outputs that are wanted in shared memory
-    are written there now; where that fails the reply says so and there is no answer.
+    With a result, the reply borrows the result's memory until its `release`.
     """
     if outcome.result is None:
         if outcome.kind is OutcomeKind.REJECTED:
@@ -101,16 +99,7 @@ def outcome_reply(outcome: Outcome, form: Form, regions: Regions | None = None) 
     for tensor, raw in zip(header.outputs, result.payload.tensors, strict=True):
         if form.outputs and tensor.name not in form.outputs:
             continue
-        place = form.places.get(tensor.name)
-        if place is not None and regions is not None:
-            try:
-                regions.write(place, raw)
-            except ProtocolError as error:
-                result.release()
-                detail = f"output {tensor.name!r}: {error}"
-                return _ending(400, detail, OutcomeKind.REJECTED.value, Reason.INPUT_INVALID.value)
-            tensor.parameters = _written(place, memoryview(raw).nbytes)
-        elif form.binary is True or (form.binary is not False and tensor.name in form.binary):
+        if form.binary is True or (form.binary is not False and tensor.name in form.binary):
             raws.append(raw)
         elif memoryview(raw).nbytes > MAX_JSON_BYTES:
             result.release()
@@ -132,14 +121,6 @@ def outcome_reply(outcome: Outcome, form: Form, regions: Regions | None = None) 
         return Reply(200, (encoded,), release=result.release)
     length = ((oip.HEADER_LENGTH, str(len(encoded))),)
     return Reply(200, (encoded, *raws), "application/octet-stream", length, result.release)
-
-
-def _written(place: Place, size_bytes: int) -> dict[str, Any]:
-    return {
-        "shared_memory_region": place.region,
-        "shared_memory_byte_size": size_bytes,
-        "shared_memory_offset": place.offset,
-    }
 
 
 def _facts(outcome: Outcome, result: Result) -> dict[str, Any]:

@@ -5,8 +5,8 @@
     GET  /v2/systemsharedmemory[/region/NAME]/status
 
 The memfd comes beside the registration's first byte (SCM_RIGHTS) and `key` names it for people only. A region belongs
-to its connection and goes with it. Inputs and outputs then say `shared_memory_region`, `shared_memory_byte_size` and
-`shared_memory_offset` in their parameters.
+to its connection and goes with it. Inputs then say `shared_memory_region`, `shared_memory_byte_size` and
+`shared_memory_offset` in their parameters; outputs come with the answer.
 """
 
 from __future__ import annotations

@@ -99,22 +99,22 @@ async def test_a_tensor_is_read_where_it_lies_each_time_anew() -> None:
             assert "no region 'in' on this connection" in answer["detail"]
 
 
-async def test_an_output_is_written_where_it_is_wanted() -> None:
-    async with serving(ScriptedSubmit()) as (_, path), sharing(path) as caller:
+async def test_an_output_in_shared_memory_is_refused_before_the_run() -> None:
+    """What the daemon writes there is charged to the daemon, for as long as the caller keeps it."""
+    submit = ScriptedSubmit()
+    async with serving(submit) as (gateway, path), sharing(path) as caller:
         with memory(bytes(64)) as fd:
             assert (await caller.register(fd, 64, "out"))[0] == 200
             tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
-            where = {"shared_memory_region": "out", "shared_memory_byte_size": 8, "shared_memory_offset": 32}
-            request = {"inputs": [tensor], "outputs": [{"name": "y", "parameters": where}]}
-            status, answer = await caller.ask("/v2/models/double/infer", request)
-            assert (status, answer["outputs"]) == (
-                200, [{"name": "y", "datatype": "FP32", "shape": [1, 2], "parameters": where}],
-            )  # fmt: skip
-            assert os.pread(fd, 8, 32) == b"\0\0\0\x40\0\0\x80\x40"
-            assert not any(os.pread(fd, 32, 0))
-            where["shared_memory_byte_size"] = 4
-            status, answer = await caller.ask("/v2/models/double/infer", request)
-            assert (status, answer["reason"]) == (400, "input_invalid")
+            place = {"shared_memory_region": "out", "shared_memory_byte_size": 8, "shared_memory_offset": 32}
+            for where in (place, place | {"shared_memory_byte_size": 4}, {"shared_memory_region": "none"}):
+                request = {"inputs": [tensor], "outputs": [{"name": "y", "parameters": where}]}
+                status, answer = await caller.ask("/v2/models/double/infer", request)
+                assert (status, answer["reason"]) == (400, "input_invalid")
+                assert "leave shared_memory_region out" in answer["detail"]
+            assert not any(os.pread(fd, 64, 0))
+            assert os.fstat(fd).st_blocks * 512 <= 4096
+        assert (submit.tickets, gateway.snapshot().refused) == ([], {"input_invalid": 3})
 
 
 async def test_regions_belong_to_their_connection_and_end_with_it() -> None:
