@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeinfer.artifact.board import Board, known_boards, load_board
-from edgeinfer_tools.search.estimate import Speed, board_speed, factor, on_board, speed, speed_up
+from edgeinfer_tools.search.estimate import Speed, board_speed, factor, has_half, no_faster, on_board, speed, speed_up
 from tests.tools.search.bench import cost
 
 HERE = Speed("here", "x86_64", 2, 100e9, 400e9, 10_000)
@@ -71,3 +71,12 @@ def test_a_faster_machine_is_never_slower(share: float, size: int, took: float) 
         factor(HERE, there, integer_share=share, weights_bytes=size, t_here_us=took) for there in (HERE, twice(HERE))
     )
     assert fast <= slow
+
+
+def test_half_precision_is_no_faster_where_a_board_does_not_compute_in_it(board: Board) -> None:
+    assert not has_half(board.cpu.instruction_sets)
+    assert has_half(["asimdhp"])
+    floats = [cost("fp32", 10), cost("fp32", 6, threads=2)]
+    found = no_faster([cost("fp16", 4), cost("fp16", 7, threads=2)], floats)
+    assert [item.latency.p50_us for item in found] == [10_000, 7_000]
+    assert [item.variant for item in found] == ["fp16", "fp16"]

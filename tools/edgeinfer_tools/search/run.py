@@ -252,6 +252,8 @@ class _Estimated:
         here_mb_s = estimate.bandwidth_here()
         self._here = estimate.machine_speed(job.machine, platform.machine(), mb_s=here_mb_s)
         self._there = estimate.board_speed(job.board)
+        self._floats: dict[str, list[OperatingCost]] = {}
+        """Estimates of the float models, by network."""
         self._corrections: dict[bool, float] = {}
         """By whether it is quantized: the board's own latency over the estimate, of the first form that it knows."""
         self._all_own = profile is not None and profile.origin == "measured"
@@ -267,6 +269,10 @@ class _Estimated:
             threads=[self._budget.threads],
             correction=self._corrections.get(quantized, self._corrections.get(False, 1.0)),
         )
+        if candidate.scheme.method == "keep":
+            self._floats[candidate.network] = scaled
+        elif candidate.scheme.method == "fp16" and not estimate.has_half(self._job.board.cpu.instruction_sets):
+            scaled = estimate.no_faster(scaled, self._floats.get(candidate.network, []))
         own = {cost.threads: cost for cost in (self._profile.costs if self._profile else ()) if cost.form == "plain"
                and cost.variant == candidate.name}  # fmt: skip
         if own and quantized not in self._corrections:

@@ -36,13 +36,17 @@ class Candidate:
     tolerance: float = 1e-6
 
     @property
+    def network(self) -> str:
+        """Key of the network that it is made from; empty for the recipe's own."""
+        return "" if self.source is None else network_key(self.source)
+
+    @property
     def key(self) -> str:
         """The same for equal forms of the same network."""
-        network = "" if self.source is None else network_key(self.source)
         options = (
             "" if self.providers == (CPU_PROVIDER,) else f"{self.providers}{sorted(self.provider_options.items())}"
         )
-        return f"{self.scheme.text()}{network}{options}"
+        return f"{self.scheme.text()}{self.network}{options}"
 
     def variant(self) -> VariantRecipe:
         """Return it as a recipe has it: `recipe_scheme` gives the same scheme back."""
