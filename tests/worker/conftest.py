@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -67,11 +68,12 @@ async def nursery() -> AsyncIterator[Nursery]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def start_worker(nursery: Nursery, tmp_path: Path) -> AsyncIterator[StartWorker]:
     workers: list[Worker] = []
+    numbers = itertools.count()
 
     async def start(
         graph: ModelProto | Path, *, limits: WorkerLimits | None = None, timeout_s: float = 10, **spec: Any
     ) -> Worker:
-        path = graph if isinstance(graph, Path) else graphs.write(tmp_path / f"{len(workers)}.onnx", graph)
+        path = graph if isinstance(graph, Path) else graphs.write(tmp_path / f"{next(numbers)}.onnx", graph)
         fields: dict[str, Any] = {
             "model": "test",
             "version": "1.0.0",

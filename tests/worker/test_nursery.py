@@ -182,7 +182,9 @@ async def test_the_board_vendors_own_build_is_taken_as_it_is(tmp_path: Path) -> 
         await nursery.close()
 
 
-async def test_order_that_cannot_be_written_asks_nobody(nursery: Nursery) -> None:
+async def test_order_that_cannot_be_written_asks_nobody() -> None:
+    nursery = Nursery()
+    await nursery.start()
     before = nursery.snapshot(), len(os.listdir("/proc/self/fd")), nursery.pids()  # noqa: PTH208
 
     def fail(_: socket.socket) -> None:
@@ -195,3 +197,4 @@ async def test_order_that_cannot_be_written_asks_nobody(nursery: Nursery) -> Non
     newborn = await nursery.fork(deadline_ns=in_ms(5000))
     newborn.sock.close()
     await newborn.child.ended
+    await nursery.close()
