@@ -21,6 +21,7 @@ import cattrs
 from cattrs.cols import list_structure_factory
 
 from edgeinfer.errors import ConfigError, Problem
+from edgeinfer.plain_file import read_plain
 from edgeinfer.quantity import Bytes, MilliCelsius, Nanoseconds
 
 T = TypeVar("T")
@@ -170,13 +171,10 @@ def load_toml(path: Path) -> dict[str, Any]:
     """Return the file's table.
 
     Raises:
-        ConfigError: missing, unreadable, longer than `MAX_FILE_BYTES` or no TOML.
+        ConfigError: missing, unreadable, no plain file, longer than `MAX_FILE_BYTES` or no TOML.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise ConfigError(str(path), (Problem("", f"has more than {MAX_FILE_BYTES} bytes"),))
+        raw = read_plain(path, MAX_FILE_BYTES)
         return tomllib.loads(raw.decode("utf-8").replace("\r\n", "\n"))
     except OSError as error:
         raise ConfigError(str(path), (Problem("", f"cannot be read: {error.strerror}"),)) from error

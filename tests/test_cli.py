@@ -425,6 +425,30 @@ def test_what_only_the_start_would_have_told_is_checked(tmp_path: Path, capsys: 
     assert (status, err.startswith(f"edgeinfer: {board}: ")) == (78, True)
 
 
+@pytest.mark.parametrize("kind", ["device", "nearby"])
+def test_a_folder_of_keys_that_was_named_and_has_none_lets_nothing_pass(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_bundle(tmp_path / "tiny")
+    monkeypatch.setattr("edgeinfer.daemon.install.probe_bundle", lambda *_: None)
+    monkeypatch.setattr("edgeinfer.cli.bundles.DEFAULT_KEYS", tmp_path / "usual")
+    where = ("bundle", "add", tmp_path / "tiny", "--no-compile")
+    for place in ("--keys", tmp_path / "none"), ("--keys", tmp_path):
+        status, _, err = run(*where, "--state-dir", tmp_path / "state", *place, capsys=capsys)
+        assert (status, "trusted key" in err) == (78, True)
+    config, section = tmp_path / f"{kind}.toml", "[paths]\n" if kind == "device" else ""
+    rest = "" if kind == "device" else "[mqtt.site]\nhost = 'b'\n[[model]]\nname = 'tiny'\n"
+    state = f"state_dir = '{tmp_path / 'state'}'\n"
+    config.write_text(f"{section}{state}keys = '{tmp_path / 'none'}'\n{rest}")
+    status, _, err = run(*where, "--config", config, capsys=capsys)
+    assert (status, "there is no such folder of trusted keys" in err) == (78, True)
+    status, _, err = run("check-config", config, capsys=capsys)
+    assert (status, f"keys: {tmp_path / 'none'}: there is no such folder of trusted keys" in err) == (0, True)
+    config.write_text(f"{section}{state}{rest}")
+    assert "keys" not in run("check-config", config, capsys=capsys)[2]
+    assert run(*where, "--config", config, capsys=capsys)[0] == 0, "nobody named one"
+
+
 @pytest.mark.parametrize("command", ["run", "nearby"])
 def test_a_fault_that_the_start_finds_names_the_file(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

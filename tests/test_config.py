@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import tomllib
 import typing
@@ -401,6 +402,11 @@ def test_a_loop_without_a_way_out_is_doubted(tmp_path: Path) -> None:
 def test_a_missing_and_an_unreadable_file_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load_device_config(tmp_path / "none.toml")
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ConfigError, match="cannot be read: it is a pipe"):
+        load_device_config(tmp_path / "pipe.toml")
+    with pytest.raises(ConfigError, match="cannot be read: it is a device"):
+        load_device_config(Path("/dev/zero"))
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load_device_config(tmp_path)
     (tmp_path / "latin.toml").write_bytes(b"x = '\xff'")
@@ -459,3 +465,14 @@ def test_any_table_is_read_or_every_problem_has_a_path_and_words(
 def test_any_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
     with contextlib.suppress(ConfigError, UnicodeEncodeError):
         _load(tmp_path, text)
+
+
+def test_a_socket_path_that_the_kernel_cannot_take_is_told_before_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "device.toml"
+    for length, problems in ((107, 0), (108, 1)):
+        file.write_text(f"[paths]\nsocket = '/{'s' * (length - 1)}'\n")
+        if not problems:
+            load_device_config(file)
+            continue
+        with pytest.raises(ConfigError, match=r"paths\.socket: has 108 bytes, a socket's path has at most 107"):
+            load_device_config(file)

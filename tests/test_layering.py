@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS: dict[str, int] = {
     # 0 vocabulary
-    "errors": 0, "clock": 0, "request": 0, "limits": 0, "datatype": 0, "quantity": 0, "toml_file": 0,
+    "errors": 0, "clock": 0, "request": 0, "limits": 0, "datatype": 0, "quantity": 0, "plain_file": 0, "toml_file": 0,
     # 1 contracts
     "artifact": 1, "oip": 1, "config": 1, "metrics": 1,
     # 2 edges
@@ -36,13 +36,13 @@ LAYERS: dict[str, int] = {
 }  # fmt: skip
 """Every room of edgeinfer. A room that isn't here doesn't exist."""
 
-VOCABULARY_ORDER = ("errors", "clock", "datatype", "limits", "quantity", "request", "toml_file")
-"""Layer 0 is one vocabulary in seven files: each may use those before it."""
+VOCABULARY_ORDER = ("errors", "clock", "datatype", "limits", "quantity", "request", "plain_file", "toml_file")
+"""Layer 0 is one vocabulary in eight files: each may use those before it."""
 
 WORKER_SIDE = frozenset({"compile", "decode", "feed", "main", "providers", "sequence", "session", "zygote"})
 """Modules of `edgeinfer.worker` that run in the zygote and in workers, never in the daemon."""
 NUMBERS = frozenset({"numpy", "onnxruntime", "onnx", "PIL", "torch", "optimum", "transformers", "scipy", "cv2"})
-TOOLS_MAY_USE = frozenset({"artifact", "oip", "errors", "toml_file", "datatype", "worker", "clock", "request"})
+TOOLS_MAY_USE = frozenset({"artifact", "oip", "errors", "plain_file", "toml_file", "datatype", "worker", "clock", "request"})
 """What `edgeinfer_tools` may import of edgeinfer: contracts, and the worker to measure with."""
 DEMO_AND_BENCH = ("edgeinfer_demo", "edgeinfer_bench")
 

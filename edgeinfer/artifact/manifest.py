@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from msgspec import Meta
 from edgeinfer.artifact.provider import CPU_PROVIDER, MAX_PROVIDERS, check_providers
 from edgeinfer.datatype import ITEM_BYTES
 from edgeinfer.errors import ManifestInvalid, UnsupportedSchema
+from edgeinfer.plain_file import read_plain
 
 SCHEMA = 1
 MANIFEST_FILE = "manifest.json"
@@ -410,10 +410,7 @@ def read_manifest(bundle: Path) -> tuple[Manifest, str]:
     """
     path = bundle / MANIFEST_FILE
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_MANIFEST_BYTES:
-            raise ManifestInvalid(f"{path} is no plain file of at most {MAX_MANIFEST_BYTES} bytes")
-        raw = path.read_bytes()
+        raw = read_plain(path, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise ManifestInvalid(f"{bundle} is not a bundle: {path.name}: {error.strerror}") from error
     return parse_manifest(raw, str(path)), bundle_digest(raw)

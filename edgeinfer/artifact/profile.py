@@ -12,8 +12,10 @@ from typing import Literal
 import msgspec
 
 from edgeinfer.errors import ManifestInvalid, UnsupportedSchema
+from edgeinfer.plain_file import read_plain
 
 SCHEMA = 1
+MAX_PROFILE_BYTES = 4 << 20
 
 
 class Latency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,7 +110,7 @@ def read_profile(path: Path) -> Profile:
         UnsupportedSchema: made for another version of the format.
     """
     try:
-        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+        profile = msgspec.json.decode(read_plain(path, MAX_PROFILE_BYTES), type=Profile)
     except OSError as error:
         raise ManifestInvalid(f"{path}: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from edgeinfer.artifact.bundle import MAX_SIGNATURE_BYTES
 from edgeinfer.artifact.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest
 from edgeinfer.errors import ArtifactError, ConfigError, Problem
+from edgeinfer.plain_file import read_plain
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
@@ -111,8 +112,7 @@ def read_keys(paths: Iterable[Path]) -> list[TrustedKey]:
     keys, problems = [], []
     for path in paths:
         try:
-            with path.open("rb") as file:
-                key = load_pem_public_key(file.read(_MAX_KEY_BYTES))
+            key = load_pem_public_key(read_plain(path, _MAX_KEY_BYTES))
         except OSError as error:
             problems.append(Problem(str(path), f"cannot be read: {error.strerror}"))
             continue
@@ -160,15 +160,12 @@ def verify_signature(bundle: Path, manifest: Manifest, digest: str, keys: Iterab
 
 def _read(path: Path) -> _SigstoreBundle:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SIGNATURE_BYTES + 1)
+        data = read_plain(path, MAX_SIGNATURE_BYTES)
     except FileNotFoundError as error:
         text = f"{path.parent} is not signed; sign it with: edgeinfer-tools sign {path.parent.name} --key KEY.pem"
         raise SignatureInvalid(text) from error
     except OSError as error:
         raise SignatureInvalid(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > MAX_SIGNATURE_BYTES:
-        raise SignatureInvalid(f"{path} has more than {MAX_SIGNATURE_BYTES} bytes")
     try:
         return msgspec.json.decode(data, type=_SigstoreBundle)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

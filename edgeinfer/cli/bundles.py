@@ -58,7 +58,8 @@ def _bundle_add(args: argparse.Namespace) -> int:
     from edgeinfer.daemon.install import install_bundle
 
     state_dir = _state_dir(args)
-    installed = install_bundle(args.path, state_dir, keys=_keys(args), compiled=not args.no_compile)
+    keys, named = _keys(args)
+    installed = install_bundle(args.path, state_dir, keys=keys, keys_named=named, compiled=not args.no_compile)
     print(f"installed {_title(installed)} at {installed.path}")
     for form in _forms(state_dir, installed):
         print(f"  {form.record.variant} loads in its {form.record.form} form: {form.record.why}")
@@ -174,20 +175,20 @@ def _state_dir(args: argparse.Namespace) -> Path:
     """Return the store's place; see `_place`."""
     if args.state_dir is not None:
         return Path(args.state_dir)
-    return _place(args, "state_dir", device=DEFAULT_STATE_DIR, nearby=DEFAULT_NEARBY_STATE_DIR)
+    return _place(args, "state_dir", device=DEFAULT_STATE_DIR, nearby=DEFAULT_NEARBY_STATE_DIR)[0]
 
 
-def _keys(args: argparse.Namespace) -> Path:
-    """Return the folder of trusted keys; see `_place`."""
+def _keys(args: argparse.Namespace) -> tuple[Path, bool]:
+    """Return the folder of trusted keys, and whether somebody named it; see `_place`."""
     if args.keys is not None:
-        return Path(args.keys)
+        return Path(args.keys), True
     if args.state_dir is not None:
-        return DEFAULT_KEYS
+        return DEFAULT_KEYS, False
     return _place(args, "keys", device=DEFAULT_KEYS, nearby=DEFAULT_KEYS)
 
 
-def _place(args: argparse.Namespace, key: str, *, device: Path, nearby: Path) -> Path:
-    """Return a place as a service's configuration has it, else the default one.
+def _place(args: argparse.Namespace, key: str, *, device: Path, nearby: Path) -> tuple[Path, bool]:
+    """Return a place as a service's configuration has it, else the default one; and whether the configuration has it.
 
     Of the configuration only this one key is read: a slip elsewhere in it is no reason not to install a bundle.
 
@@ -198,22 +199,22 @@ def _place(args: argparse.Namespace, key: str, *, device: Path, nearby: Path) ->
         try:
             DEFAULT_CONFIG.stat()
         except (FileNotFoundError, NotADirectoryError):
-            return device
+            return device, False
         except OSError:
             pass  # one that we may not see: reading it says so
     file = args.config or DEFAULT_CONFIG
     from edgeinfer.toml_file import load_toml
 
     table = load_toml(file)
-    where, found = key, table.get(key)  # nearby.toml has it at its top level
+    default, where, found = nearby, key, table.get(key)  # nearby.toml has it at its top level
     if guess_kind(table, file) == "device":
         where, paths = f"paths.{key}", table.get("paths", {})
-        found = paths.get(key, str(device)) if isinstance(paths, dict) else paths
-    elif found is None:
-        found = str(nearby)
+        default, found = device, paths.get(key) if isinstance(paths, dict) else False
+    if found is None:
+        return default, False
     if not isinstance(found, str) or not found:
         raise ConfigError(str(file), (Problem(where, f"{found!r} is not a path"),))
-    return Path(found)
+    return Path(found), True
 
 
 def _reading(state_dir: Path) -> BundleStore:

@@ -72,18 +72,21 @@ def _check(file: Path, kind: Kind) -> list[Problem]:
     """
     from edgeinfer.artifact import board
     from edgeinfer.config import doubts, load_device_config, load_nearby_config
+    from edgeinfer.toml_file import load_toml
 
     if kind == "board":
         return board.doubts(board.load_board(file))
     if kind == "nearby":
-        return list(_cpus(load_nearby_config(file).scheduler))
+        nearby = load_nearby_config(file)
+        return [*_trusted("keys", nearby.keys, load_toml(file)), *_cpus(nearby.scheduler)]
     try:
         config = load_device_config(file)
     except ConfigError as error:
         raise ConfigError(error.source, (*error.problems, *_unknown_board(_board_of(file)))) from error
     if problems := tuple(_unknown_board(config.board)):
         raise ConfigError(str(file), problems)
-    return [*_board_file(config), *_cpus(config.scheduler), *doubts(config)]
+    trusted = _trusted("paths.keys", config.paths.keys, load_toml(file).get("paths", {}))
+    return [*_board_file(config), *trusted, *_cpus(config.scheduler), *doubts(config)]
 
 
 def _board_of(file: Path) -> Any:
@@ -114,6 +117,17 @@ def _board_file(config: DeviceConfig) -> Iterator[Problem]:
         yield Problem("board", f"{config.board} cannot be read here: {error.strerror}")
     else:
         load_board(Path(config.board))
+
+
+def _trusted(where: str, keys: Path, section: dict[str, Any]) -> Iterator[Problem]:
+    """Yield why `edgeinfer bundle add` would take nothing here: the folder of keys is no good as it is."""
+    from edgeinfer.store.trust import key_files
+
+    try:
+        key_files(keys, named="keys" in section)
+    except ConfigError as error:
+        for problem in error.problems:
+            yield Problem(where, f"{keys}: {problem.message}; until then no bundle is taken here")
 
 
 def _cpus(scheduler: SchedulerSection) -> Iterator[Problem]:

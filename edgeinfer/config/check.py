@@ -6,6 +6,7 @@ Pure. Every check goes over what could be read: None stands for an element of a 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -34,6 +35,8 @@ MODEL_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 
 _HOST = re.compile(r"[^\s\x00-\x20\x7f]{1,253}")
 _MAX_USERNAME_BYTES = 1024
+_MAX_SOCKET_BYTES = 107
+"""sun_path of Linux, without its final zero; the service refuses a longer one, too."""
 _TOPIC_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _STREAM_URL = re.compile(r"(rtsps?|https?|tcp|udp)://(?P<user>[^/?#]*@)?[!-~]+")
 
@@ -43,6 +46,8 @@ def check_device(config: DeviceConfig) -> Iterable[Problem]:
     yield from check_bounds(config)
     yield from _check_word("device.id", config.device.id, optional=True)
     yield from _check_word("device.site", config.device.site)
+    if (length := len(os.fsencode(config.paths.socket))) > _MAX_SOCKET_BYTES:
+        yield Problem("paths.socket", f"has {length} bytes, a socket's path has at most {_MAX_SOCKET_BYTES}")
     yield from _check_mqtt(config.mqtt)
     yield from _check_models(config.model)
     yield from _check_scheduler(config.scheduler)

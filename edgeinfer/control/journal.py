@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from edgeinfer.plain_file import read_plain
 from edgeinfer.store.durable import write_atomically
 
 log = logging.getLogger(__name__)
@@ -103,14 +104,13 @@ def fingerprint(verb: str, arguments: Any) -> str:
 
 def _read(path: Path) -> list[Entry]:
     try:
-        size_bytes = path.stat().st_size
-        content = msgspec.json.decode(path.read_bytes(), type=_File) if size_bytes <= MAX_FILE_BYTES else None
+        content = msgspec.json.decode(read_plain(path, MAX_FILE_BYTES, follow=False), type=_File)
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:  # the decoder's errors are ValueErrors
         return _unreadable(path, error)
-    if content is None or content.schema != _SCHEMA:
-        return _unreadable(path, "written by another version" if content else f"{size_bytes} bytes")
+    if content.schema != _SCHEMA:
+        return _unreadable(path, "written by another version")
     return content.entries[-MAX_ENTRIES:]
 
 

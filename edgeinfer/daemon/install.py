@@ -26,20 +26,24 @@ from edgeinfer.worker.probe import probe
 _log = logging.getLogger(__name__)
 
 
-def install_bundle(source: Path, state_dir: Path, *, keys: Path | None = None, compiled: bool = True) -> Installed:
+def install_bundle(
+    source: Path, state_dir: Path, *, keys: Path | None = None, keys_named: bool = True, compiled: bool = True
+) -> Installed:
     """Add the bundle at `source` (a folder or a tar) to the store below `state_dir` and activate it.
 
-    With public keys in the folder `keys` it must be signed by one of them.
+    It must be signed by one of the public keys in the folder `keys`; without a folder none is asked for. One that
+    nobody named, the default one, may be missing or empty (`keys_named`: see `edgeinfer.store.trust`).
     `compiled`: look for the form in which it loads best here, too, which takes some seconds for each variant.
 
     Raises:
         ArtifactError: it is not sound, not signed by a trusted key, or not right on this CPU.
-        ConfigError: the trusted keys cannot be read.
+        ConfigError: the trusted keys cannot be read, or there are none in a folder that was named.
+        SignaturesUnchecked: there are keys, and nothing here that checks signatures.
         StorageError: the store cannot be written.
         RuntimeUnusable: ONNX Runtime cannot be imported here.
     """
     store = BundleStore(state_dir)
-    installed = store.add(source, probe_bundle, vouch=anyone if keys is None else voucher(keys))
+    installed = store.add(source, probe_bundle, vouch=anyone if keys is None else voucher(keys, named=keys_named))
     if not compiled:
         return installed
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgeinfer.errors import mib
+from edgeinfer.plain_file import read_plain
 from edgeinfer.store.durable import write_atomically
 
 SCHEMA = 1
@@ -69,9 +69,7 @@ def _encode(choices: Choices) -> bytes:
 
 def _read(path: Path) -> tuple[Choices | None, str]:
     try:
-        if (size := path.stat().st_size) > _MAX_BYTES:
-            return None, f"{path} has {mib(size)}, which is not ours"
-        raw = path.read_bytes()
+        raw = read_plain(path, _MAX_BYTES, follow=False)
     except FileNotFoundError:
         return None, ""
     except OSError as error:

@@ -32,6 +32,7 @@ from edgeinfer.artifact.hashing import sha256_of
 from edgeinfer.artifact.manifest import File
 from edgeinfer.artifact.profile import OperatingCost
 from edgeinfer.errors import ArtifactError, mib
+from edgeinfer.plain_file import open_plain, read_plain
 from edgeinfer.store.durable import StorageError, fsync_directory, remove_tree, storage_errors, write_atomically
 
 MODEL_FILE: Final = "model.onnx"
@@ -182,7 +183,7 @@ class CompiledStore:
         for name, file in form.record.files.items():
             path = form.folder / name
             try:
-                with path.open("rb") as reader:
+                with open(open_plain(path, follow=False), "rb") as reader:  # noqa: PTH123
                     found, _ = sha256_of(reader.fileno(), most_bytes=file.size_bytes)
             except OSError as error:
                 raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
@@ -335,9 +336,8 @@ def new_record(
 
 def _read(folder: Path) -> CompiledForm | None:
     try:
-        if (folder / _RECORD).stat().st_size > _MAX_RECORD_BYTES:
-            return None
-        record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=Record)
+        raw = read_plain(folder / _RECORD, _MAX_RECORD_BYTES, follow=False)
+        record = msgspec.json.decode(raw, type=Record)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     sound = record.schema == _SCHEMA and all("/" not in name and name not in {".", ".."} for name in record.files)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgeinfer.errors import mib
+from edgeinfer.plain_file import read_plain
 from edgeinfer.store.durable import write_atomically
 
 SCHEMA = 1
@@ -77,9 +77,7 @@ class CrashFile:
     def read(self) -> tuple[Records, str]:
         """Return the records, oldest first, and what was wrong with the file, in words."""
         try:
-            if (size := self.path.stat().st_size) > _MAX_BYTES:
-                return {}, f"{self.path} has {mib(size)}, which is not ours"
-            raw = self.path.read_bytes()
+            raw = read_plain(self.path, _MAX_BYTES, follow=False)
         except FileNotFoundError:
             return {}, ""
         except OSError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeinfer.store.active import ActiveFile, Choices
 from edgeinfer.store.crashes import MAX_RECORDS, CrashFile, CrashRecord, VariantKey, bounded
 
 
@@ -41,7 +43,7 @@ def test_what_was_written_is_read_and_the_newest_is_the_last(tmp_path: Path) -> 
         (b"\xff\xfe{}", "damaged"),
         (b"[" * 100_000, "damaged"),
         (b'{"schema": 99, "records": []}', "schema 99, this edgeinfer reads 1"),
-        (b" " * (2 << 20), "not ours"),
+        (b" " * (2 << 20), "more than 1048576 bytes"),
     ],
 )
 def test_a_file_that_cannot_be_read_knows_nothing_and_is_written_anew(
@@ -79,3 +81,19 @@ def test_it_is_bounded_and_quarantines_go_last(kinds: list[bool]) -> None:
     for kind in (True, False):  # of a kind, the oldest go
         mine = [r in kept for r in records if r.quarantined is kind]
         assert mine == sorted(mine)
+
+
+@pytest.mark.parametrize("name", ["crashes.json", "active.json", "active.json.bak"])
+def test_what_would_block_or_never_end_is_passed_over(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    assert [text for text in _told(tmp_path) if "it is a pipe, not a plain file" in text]
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    assert [text for text in _told(tmp_path) if "it is a symbolic link, not a plain file" in text]
+    CrashFile(tmp_path).write({record().key: record()})
+    ActiveFile(tmp_path).write(Choices())
+    assert (CrashFile(tmp_path).path.is_symlink(), ActiveFile(tmp_path).path.is_symlink()) == (False, False)
+
+
+def _told(folder: Path) -> list[str]:
+    return [CrashFile(folder).read()[1], *ActiveFile(folder).read()[1]]
