@@ -98,8 +98,10 @@ class FakeWorkbench:
             raise form.unmeasurable
         return [cost(candidate.name, form.p50_ms)]
 
-    def rank(self, candidate: Candidate) -> list[Sensitivity]:
-        self._look("rank", candidate)
+    def rank(self, candidate: Candidate, tick: Callable[[], None]) -> list[Sensitivity]:
+        for _ in self.ranking:
+            self._look("rank", candidate)
+            tick()
         return self.ranking
 
 

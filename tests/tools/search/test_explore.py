@@ -210,3 +210,11 @@ def test_no_ranking_for_a_form_that_would_not_be_faster() -> None:
     explored = run(bench, DROP)
     assert "rank static" not in bench.looks
     assert "no faster than another form (9.00 ms)" in explored.notes[0]
+
+
+def test_a_ranking_ends_with_the_time() -> None:
+    bench = FakeWorkbench({"fp32": FLOAT, "static": Form(0.8, first_look=0.9)}, ranking=groups(24))
+    explored = run(bench, DROP, seconds=150)
+    assert explored.out_of_time
+    assert 0 < bench.looks.count("rank static") < 24
+    assert bench.clock.now_ns() <= 160 * 10**9

@@ -62,8 +62,11 @@ class Workbench(Protocol):
         """Return the costs at `where`, at every thread count."""
         ...
 
-    def rank(self, candidate: Candidate) -> list[Sensitivity]:
-        """Return the groups of nodes that the candidate quantizes, the most sensitive first."""
+    def rank(self, candidate: Candidate, tick: Callable[[], None]) -> list[Sensitivity]:
+        """Return the groups of nodes that the candidate quantizes, the most sensitive first.
+
+        `tick` is called after each of its measurements; what it raises ends the ranking.
+        """
         ...
 
 
@@ -354,7 +357,12 @@ class _Search:
         if self.clock.now_ns() + 2 * self._expected_s() * NS_PER_S > self.deadline_ns:
             raise _TimeUp
         self.progress.looking(f"sensitivity of {row.candidate.name}", len(self.rows), self.total, None)
-        ranking = self.bench.rank(row.candidate)
+
+        def tick() -> None:
+            if self.clock.now_ns() > self.deadline_ns:
+                raise _TimeUp
+
+        ranking = self.bench.rank(row.candidate, tick)
 
         def holds(scheme: Scheme) -> bool:
             self.total += 1

@@ -185,15 +185,20 @@ class JobWorkbench:
         """See `Workbench`."""
         return self.measure_with(candidate, self.model(candidate))
 
-    def rank(self, candidate: Candidate) -> list[Sensitivity]:
+    def rank(self, candidate: Candidate, tick: Callable[[], None]) -> list[Sensitivity]:
         """See `Workbench`."""
+
+        def say(line: str) -> None:
+            self.job.say(f"{'':<9} {line}")
+            tick()
+
         requests = (request for stream in self.job.streams(self.job.selection) for request in stream.requests)
         tensors = (decode_inputs(item, self.job.recipe.inputs) for item in islice(requests, SENSITIVITY_REQUESTS))
         network = self.job.float_of(candidate.source)
         error = OutputError(network, tensors, self.job.recipe.state)
         return rank(
             network, candidate.scheme, self.calibrations(candidate), error,
-            cache=cache_dir() / "sensitivity", say=lambda line: self.job.say(f"{'':<9} {line}"),
+            cache=cache_dir() / "sensitivity", say=say,
         )  # fmt: skip
 
     def model(self, candidate: Candidate) -> Path:
