@@ -63,7 +63,7 @@ class Executor(Protocol):
         raise. This is for runs so short that the turns of a task cost more than they do.
 
         With `behind` it is sent to a worker that has one run of the same model under way, and begins when that has
-        ended. When the worker dies before, it ends `Failure(NOT_BEGUN)` and may be run again.
+        ended. A run whose worker dies before it began ends `Failure(NOT_BEGUN)`, and may be run again.
         """
         ...
 

@@ -30,10 +30,12 @@ from edgeinfer.request import (
     Timeline,
 )
 from edgeinfer.worker.messages import Marks
-from edgeinfer.worker.worker import WORKER_LOST, RunEnding, RunOrder, RunResult
+from edgeinfer.worker.worker import CRASHED, WORKER_LOST, RunEnding, RunOrder, RunResult
 
 _LATE_PATIENCE_NS = 10 * NS_PER_S
 """How long after its deadline a result is waited for when the caller takes late ones."""
+_LOSS_PATIENCE_NS = NS_PER_S
+"""How long a worker that no run can be sent to is given until its process is gone."""
 
 
 class LocalExecutor:
@@ -59,7 +61,7 @@ class LocalExecutor:
             elif found.is_replacing:
                 wait_ns = found.seats_wait_ns
             else:
-                return Refusal(Reason.MODEL_UNAVAILABLE, f"{request.model} has no worker: {found.detail}")
+                return _without_worker(found)
             lanes = 1 if found.manifest.stateful else max(1, found.alive)
             return Estimate(seed.p50_ns, seed.p99_ns, wait_ns, section.threads, lanes)
         return found if isinstance(found, Refusal) else self._before_loading(request.model, found)
@@ -86,6 +88,8 @@ class LocalExecutor:
 
         def tell(ending: RunEnding) -> None:
             model.let_go()
+            if model.manifest.stateful and isinstance(ending, Failure) and ending.reason == WORKER_LOST:
+                ending = Failure(CRASHED, ending.detail)  # its place in the stream is gone: it isn't run again
             ended(self._ending(model, request, ending))
 
         def stop() -> None:
@@ -123,7 +127,7 @@ class LocalExecutor:
     async def _run(
         self, model: ResidentModel, request: InferRequest, deadline_ns: int
     ) -> Result | Refusal | Failure | Expired:
-        ending: RunEnding = Failure(WORKER_LOST, f"{request.model} has no worker just now")
+        ending: RunEnding = _without_worker(model)
         for _ in range(2):  # a run that had not begun when its worker died may go to another, once
             worker = model.pick(request.stream) or await model.pick_soon(request.stream, deadline_ns=deadline_ns)
             if worker is None and model.is_replacing:
@@ -140,6 +144,9 @@ class LocalExecutor:
             )
             if model.manifest.stateful or not (isinstance(ending, Failure) and ending.reason == WORKER_LOST):
                 break
+            if model.pick(request.stream) is worker:  # its process is gone, and nobody has noted that yet
+                left_ns = min(_LOSS_PATIENCE_NS, deadline_ns - self._clock.now_ns())
+                await asyncio.wait([worker.died], timeout=max(0, left_ns) / NS_PER_S)
         return self._ending(model, request, ending)
 
     def _ending(
@@ -162,6 +169,12 @@ class LocalExecutor:
             digest=model.installed.digest,
             lease=ending.lease,
         )
+
+
+def _without_worker(model: ResidentModel) -> Refusal:
+    """Return why a model without a worker, and without one that is expected, serves nobody."""
+    detail = model.detail or f"it is {model.phase}, and no successor of its worker is expected"
+    return Refusal(Reason.MODEL_UNAVAILABLE, f"{model.section.name} has no worker: {detail}")
 
 
 def _deadline_ns(request: InferRequest) -> int:

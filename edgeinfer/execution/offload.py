@@ -202,9 +202,10 @@ class OffloadExecutor:
     def _able(
         self, request: InferRequest, tried: frozenset[str] = frozenset()
     ) -> list[tuple[Peer, AdvertModel]] | Refusal:
-        """Return the peers that may and can be asked, at least one. Nothing is ever sent to any other."""
-        if request.scope is DataScope.DEVICE:
-            return Refusal(Reason.DATA_SCOPE, "its data may not leave the device")
+        """Return the peers that may and can be asked, at least one. Nothing is ever sent to any other.
+
+        `data_scope` only when a peer could serve the request, were its data allowed there.
+        """
         known = self._lookup(request.model, request.version)
         if known is None:
             return Refusal(Reason.MODEL_UNAVAILABLE, f"{request.model} is not installed here, so no peer can be judged")
@@ -219,7 +220,10 @@ class OffloadExecutor:
             return Refusal(Reason.COST, f"{size} bytes; offload.max_request is {self._section.max_request}")
         if (limit := self._link.max_packet_bytes) is not None and size >= limit:
             return Refusal(Reason.COST, f"{size} bytes; the broker takes packets of {limit}")
-        return self._peers.able(request, known.digest, excluded=tried)
+        able = self._peers.able(request, known.digest, excluded=tried)
+        if request.scope is DataScope.DEVICE and (not isinstance(able, Refusal) or able.reason is Reason.DATA_SCOPE):
+            return Refusal(Reason.DATA_SCOPE, "its data may not leave the device")
+        return able
 
     def _choose(self, able: list[tuple[Peer, AdvertModel]]) -> tuple[Peer, AdvertModel]:
         """Return the better of two peers drawn at random: the best of all would be every device's choice at once."""

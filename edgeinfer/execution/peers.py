@@ -86,23 +86,23 @@ class PeerBook:
     ) -> list[tuple[Peer, AdvertModel]] | Refusal:
         """Return the peers that may and can be asked for exactly this bundle: at least one, or why there is none.
 
-        `data_scope` only when scope is all that stands in the way.
+        `data_scope` only when scope is all that stands in the way of one of them.
         """
         now_ns = self._clock.now_ns()
-        able, reasons, all_by_scope = [], [], True
+        able, reasons, by_scope = [], [], False
         for peer in self._peers.values():
             offer = peer.offer(request.model, digest)
             why = self._why_not(peer, request, now_ns) or ("does not listen" if peer.name in excluded else None)
-            if why is None and not may_travel(request.scope, peer.location):
+            if why is None and offer is not None and not may_travel(request.scope, peer.location):
+                by_scope = True
                 reasons.append(f"{peer.name} is at location {peer.location!r}")
             elif why is None and offer is not None:
                 able.append((peer, offer))
             else:
-                all_by_scope = False
                 reasons.append(f"{peer.name}: {why or _other(peer, request.model, digest)}")
         if able:
             return able
-        reason = Reason.DATA_SCOPE if reasons and all_by_scope else Reason.MODEL_UNAVAILABLE
+        reason = Reason.DATA_SCOPE if by_scope else Reason.MODEL_UNAVAILABLE
         return Refusal(reason, f"no peer for {request.model}: {'; '.join(reasons) or 'none has advertised'}")
 
     def snapshot(self) -> tuple[PeerSnapshot, ...]:

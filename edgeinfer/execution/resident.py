@@ -129,13 +129,28 @@ class ResidentModel:
 
     @property
     def is_replacing(self) -> bool:
-        """Whether a worker is being replaced: requests wait for the next one instead of being refused."""
-        return bool(self._awaited_ns)
+        """Whether a worker is being replaced: requests wait for the next one instead of being refused.
+
+        From the moment in which it can't be used any more: its process is reaped, and its end noted, a while later.
+        """
+        return bool(self._awaited_ns) or self._is_losing_a_worker
+
+    @property
+    def _is_losing_a_worker(self) -> bool:
+        """Whether a seat's worker is dead or dying, and `_on_died` has not heard of it."""
+        if self.phase in {Phase.CLOSED, Phase.QUARANTINED}:
+            return False
+        return any(worker is not None and not worker.is_alive for worker in self._workers)
 
     @property
     def seats_wait_ns(self) -> int:
         """In how many nanoseconds the first of the workers that are being replaced is expected; 0 when it is late."""
-        return max(0, min(self._awaited_ns.values(), default=0) - self._clock.now_ns())
+        expected = list(self._awaited_ns.values())
+        now_ns = self._clock.now_ns()
+        if self._is_losing_a_worker:
+            crashes_ns = (*self._crashes_ns, now_ns)[-self._policy.max_crashes :]
+            expected.append(now_ns + judge_crash(crashes_ns, self._policy, now_ns=now_ns).pause_ns + self.load_ns)
+        return max(0, min(expected, default=0) - now_ns)
 
     @property
     def manifest(self) -> Manifest:

@@ -60,7 +60,6 @@ class Run:
     """It has no task: its executor calls back, and lets go at once when it is stopped."""
     behind: Run | None = None
     """It is in the worker already, but takes cores only once this one has ended."""
-    was_behind: bool = False
     follower: Run | None = None
     """Which one is behind it, if any."""
     stop: Callable[[], object] = field(init=False)
@@ -244,7 +243,7 @@ class Runs:
             return False
         run.stop, run.is_begun = stop, True
         if behind is not None:
-            run.behind, run.was_behind, behind.follower = behind, True, run
+            run.behind, behind.follower = behind, run
         self._add(run, now_ns)
         return True
 

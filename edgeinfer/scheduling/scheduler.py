@@ -407,7 +407,7 @@ class Scheduler:
         if isinstance(ending, Result):
             self._end(run.ticket, ending, run.placement)
             return
-        lost = run.was_behind and isinstance(ending, Failure) and ending.reason == NOT_BEGUN
+        lost = run.is_begun and isinstance(ending, Failure) and ending.reason == NOT_BEGUN
         if lost and self._take_back(run.ticket):
             return
         if not self._try_again(run, ending):

@@ -135,6 +135,11 @@ class DaemonEnd(Generic[Received, Sent]):
         self._open = True
         loop.add_reader(sock.fileno(), self._read)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the other side is there, as far as was heard."""
+        return self._open
+
     def send(self, message: Sent, fds: Sequence[int] = ()) -> None:
         """Send now, or queue when the kernel's buffer is full. `fds` stay the caller's (they are duplicated).
 

@@ -159,8 +159,8 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs and nobody has told it to end."""
-        return self._end_cause is None and self._child.is_running
+        """Whether the process runs, can be talked to, and nobody has told it to end."""
+        return self._end_cause is None and self._child.is_running and self._channel.is_open
 
     @property
     def can_accept(self) -> bool:

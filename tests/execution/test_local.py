@@ -215,6 +215,29 @@ async def test_a_request_waits_for_the_successor_of_a_worker_that_crashed(tmp_pa
         assert isinstance(await place.ask("echo", within_ms=1), float), "it serves again"
 
 
+async def test_no_moment_of_a_crash_refuses_a_request_that_has_time(tmp_path: Path) -> None:
+    async with open_place(tmp_path) as place:
+        place.install("echo")
+        model = await place.load("echo")
+        (worker,) = model.workers
+        told: list[Estimate | Refusal] = []
+        endings: asyncio.Queue[Ending] = asyncio.Queue()
+
+        os.kill(worker.pid, signal.SIGKILL)
+        lost = place.executor.begin(place.request("echo", ONE), endings.put_nowait)
+        while model.pick(None) in {worker, None}:
+            told.append(place.executor.estimate(place.request("echo", ONE)))
+            await asyncio.sleep(0)
+        assert all(isinstance(each, Estimate) for each in told), told
+        if lost is not None:
+            ending = await endings.get()
+            assert isinstance(ending, Failure)
+            assert ending.reason == NOT_BEGUN
+        (worker,) = model.workers
+        os.kill(worker.pid, signal.SIGKILL)
+        assert await place.ask("echo", 5.0) == 5.0, "sent while nobody has heard of the kill"
+
+
 async def test_whoever_waits_for_a_worker_is_told_when_none_comes(tmp_path: Path) -> None:
     async with open_place(tmp_path) as place:
         place.install("echo")

@@ -105,6 +105,12 @@ async def test_data_of_scope_device_never_leaves(site: Site) -> None:
     assert "asked" not in peer.server.snapshot().counters
 
 
+async def test_scope_is_only_blamed_for_a_peer_that_could_serve_else(site: Site) -> None:
+    nobody = site.executor.estimate(site.request(scope=DataScope.DEVICE))
+    assert isinstance(nobody, Refusal)
+    assert nobody.reason is Reason.MODEL_UNAVAILABLE
+
+
 async def test_data_of_scope_site_stays_on_the_site(site: Site) -> None:
     cloud = await site.peer("cloud", location="any")
     ending = await site.executor.execute(site.request(scope=DataScope.SITE))

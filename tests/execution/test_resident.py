@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from edgeinfer.clock import NS_PER_S, MonotonicClock
 from edgeinfer.config import ModelSection
 from edgeinfer.errors import EdgeInferError, SessionError
 from edgeinfer.execution.crashes import CrashPolicy
@@ -145,6 +146,24 @@ async def test_a_crash_is_noted_and_the_worker_replaced_after_a_growing_pause(st
     assert made.ledger.free_bytes == 0, "until its processes are known to be gone"
     await made.model.close()
     assert made.ledger.free_bytes == SIZE
+
+
+async def test_a_successor_is_expected_from_the_moment_in_which_a_worker_is_lost(stage: Callable[..., Stage]) -> None:
+    """Its end is noted a turn of the loop later, or more: nobody may be told meanwhile that none will come."""
+    made = stage()
+    await made.model.open()
+    made.model.load_ns = 7
+    made.started[0].end()
+    assert made.model.pick(None) is None
+    assert (made.model.is_replacing, made.model.seats_wait_ns) == (True, 17)
+    waiting = asyncio.create_task(made.model.pick_soon(None, deadline_ns=MonotonicClock().now_ns() + 10 * NS_PER_S))
+    await asyncio.sleep(0)
+    assert (made.model.is_replacing, made.model.seats_wait_ns) == (True, 17), "as it is once that was noted"
+    await made.do_jobs()
+    assert await waiting is made.started[1]
+    assert not made.model.is_replacing
+    made.model._quarantine("enough")
+    assert not made.model.is_replacing
 
 
 async def test_crashes_that_are_far_apart_are_forgiven(stage: Callable[..., Stage]) -> None:

@@ -836,3 +836,17 @@ def test_who_was_behind_a_run_that_killed_the_worker_is_taken_back() -> None:
             assert w.accounting.total.received == 2
 
     run_virtual(main())
+
+
+def test_who_was_lost_before_it_began_is_placed_anew_also_when_it_was_behind_nobody() -> None:
+    async def main() -> None:
+        async with world(begins=True) as w:
+            lost = w.submit("2ms", 50)
+            (run,) = w.scheduler._runs
+            run.stop()
+            w.scheduler._runs._called_back(run, Failure(NOT_BEGUN, "its worker died"))
+            outcome = await lost.outcome()
+            assert (outcome.kind, outcome.placement) == (OK, Placement.LOCAL)
+            assert w.accounting.total.received == 1
+
+    run_virtual(main())
