@@ -9,6 +9,7 @@ from typing import Final
 
 INPUT_INVALID: Final = "input_invalid"
 CANCELLED: Final = "cancelled"
+OUT_OF_MEMORY: Final = "out_of_memory"
 
 
 class Fault(Exception):

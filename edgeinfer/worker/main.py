@@ -23,7 +23,7 @@ from edgeinfer.errors import ProtocolError
 from edgeinfer.request import Payload
 from edgeinfer.worker import feed, lineage, session
 from edgeinfer.worker.channel import ChannelClosed, ProcessEnd
-from edgeinfer.worker.fault import CANCELLED, Fault
+from edgeinfer.worker.fault import CANCELLED, OUT_OF_MEMORY, Fault
 from edgeinfer.worker.inbox import Channel, Inbox, LogLines
 from edgeinfer.worker.memory import data_bytes, forget_peak, own_bytes, read_memory
 from edgeinfer.worker.messages import (
@@ -120,7 +120,7 @@ def _load(spec: LoadSpec, channel: Channel, inbox: Inbox) -> Runner:
         with lineage.giving_way():
             model = session.load(spec, LogLines(channel))
     except MemoryError as error:
-        raise Fault("out_of_memory", f"{spec.title} does not fit its memory limit while loading") from error
+        raise Fault(OUT_OF_MEMORY, f"{spec.title} does not fit its memory limit while loading") from error
     loaded_ns = time.monotonic_ns()
     if spec.weighed:
         session.give_back_freed_memory()
@@ -191,24 +191,18 @@ class Runner:
         except Fault as fault:
             answer = Failed(run.run, fault.reason, fault.detail, marks)
         except MemoryError:
-            answer = Failed(run.run, "out_of_memory", "the request needs more memory than the worker may take", marks)
+            answer = Failed(run.run, OUT_OF_MEMORY, "the request needs more memory than the worker may take", marks)
         self._inbox.runs.finish(run.run)
         self._channel.send(answer)
 
     def _answer(self, run: Run, marks: Marks) -> Done:
         begun_cpu_ns = time.process_time_ns()
-        options = ort.RunOptions()  # a fresh one each time: a terminated one ends every later run
-        self._inbox.runs.begin(run.run, lambda: setattr(options, "terminate", True))
+        options = self._begin(run)
         header_view, body = read_body(self._inbox.slots.view(run.request.slot), run.request)
         header, feeds = self._inputs.read(bytes(header_view), body)
         state, state_reset = self.states.begin(run.stream, sequence_start=run.sequence_start)
         marks.decoded_ns = marks.started_ns = time.monotonic_ns()
-        try:
-            outputs = self._model.run(feeds | state if state else feeds, options)
-        except Fault:
-            if self._inbox.runs.is_cancelled(run.run):
-                raise Fault(CANCELLED, "stopped while it ran") from None
-            raise
+        outputs = self._run_model(run, feeds | state if state else feeds, options)
         marks.finished_ns = time.monotonic_ns()
         feed.check_outputs(outputs, self._outputs)
         public = outputs
@@ -220,6 +214,34 @@ class Runner:
         marks.postprocessed_ns = time.monotonic_ns()
         marks.cpu_ns = time.process_time_ns() - begun_cpu_ns
         return Done(run.run, response, marks, state_reset, comparison)
+
+    def _begin(self, run: Run) -> ort.RunOptions:
+        """Return the options of one go at a run, which the daemon can stop from now on."""
+        options = ort.RunOptions()  # a fresh one each time: a terminated one ends every later run
+        self._inbox.runs.begin(run.run, lambda: setattr(options, "terminate", True))
+        return options
+
+    def _run_model(self, run: Run, feeds: Arrays, options: ort.RunOptions) -> Arrays:
+        """Run; when memory was short, once more with what the arena kept of earlier shapes given back.
+
+        The arena holds on to extents of the sizes that others have asked for, and its cap counts them. So only what a
+        lean arena has no room for either is too large. Nothing of the first go is left: state is kept only afterwards.
+
+        Raises:
+            Fault: as `session.Model.run`, or `cancelled`.
+        """
+        try:
+            try:
+                return self._model.run(feeds, options)
+            except Fault as fault:
+                if fault.reason != OUT_OF_MEMORY or self._inbox.runs.is_cancelled(run.run):
+                    raise
+            session.shrink()
+            return self._model.run(feeds, self._begin(run))
+        except Fault:
+            if self._inbox.runs.is_cancelled(run.run):
+                raise Fault(CANCELLED, "stopped while it ran") from None
+            raise
 
     def _compare(self, run: Run, outputs: Arrays) -> Comparison | None:
         if run.expected is None:

@@ -44,10 +44,13 @@ class SequenceStates:
         return kept, False
 
     def keep(self, stream: str | None, outputs: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what a successful run left, for the stream's next one."""
+        """Keep a copy of what a successful run left, for the stream's next one.
+
+        What the runtime returns lies in its arena: a few bytes of it would keep a whole region from being given back.
+        """
         if stream is None or not self._specs:
             return
-        self._streams[stream] = {spec.input: outputs[spec.output] for spec in self._specs}
+        self._streams[stream] = {spec.input: outputs[spec.output].copy() for spec in self._specs}
         self._streams.move_to_end(stream)
         while len(self._streams) > self._max_streams:
             self._streams.popitem(last=False)

@@ -24,7 +24,7 @@ from edgeinfer.artifact.provider import CPU_PROVIDER
 from edgeinfer.errors import ManifestInvalid
 from edgeinfer.worker import compile as compiled_form
 from edgeinfer.worker import providers
-from edgeinfer.worker.fault import INPUT_INVALID, Fault
+from edgeinfer.worker.fault import INPUT_INVALID, OUT_OF_MEMORY, Fault
 from edgeinfer.worker.messages import GraphTensor, LoadSpec
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ def shrink() -> None:
     """Give the arena's free regions, and what malloc holds, back to the kernel. Takes about 10 ms; for between runs.
 
     ONNX Runtime shrinks an arena only at the end of a run, and of the loaded model no run is possible without inputs.
-    So a model that does nothing is run: it shares the one arena of this process.
+    So a model that does nothing is run: it shares the one arena of this process. Its answer goes to a place of ours: in
+    the arena it would lie in a free region at that moment, and a region of any size with a byte in it is kept.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -179,7 +180,11 @@ def shrink() -> None:
     run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     with contextlib.suppress(Exception):  # without an arena there is none to shrink; its errors share no other base
         idle = ort.InferenceSession(_IDENTITY, options, providers=["CPUExecutionProvider"])
-        idle.run(None, {"x": np.ones((), np.bool_)}, run_options)
+        nothing, answer = np.ones((), np.bool_), np.zeros((), np.bool_)
+        bound = idle.io_binding()
+        bound.bind_cpu_input("x", nothing)
+        bound.bind_output("y", "cpu", 0, np.bool_, (), answer.ctypes.data)
+        idle.run_with_iobinding(bound, run_options)
     give_back_freed_memory()
 
 
@@ -189,6 +194,7 @@ def _options(spec: LoadSpec) -> ort.SessionOptions:
     options.inter_op_num_threads = spec.inter_threads
     parallel = spec.inter_threads > 1
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if parallel else ort.ExecutionMode.ORT_SEQUENTIAL
+    options.enable_mem_pattern = False  # see `docs/decisions/memory-patterns.md`
     options.log_severity_level = 2
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
     entries |= compiled_form.prepare(spec, options)
@@ -248,7 +254,7 @@ def _graph_tensor(node: ort.NodeArg) -> GraphTensor:
 def _load_fault(spec: LoadSpec, error: Exception) -> Fault:
     text = clean(str(error))
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
-        return Fault("out_of_memory", f"{spec.title} does not fit its memory limit while loading: {text}")
+        return Fault(OUT_OF_MEMORY, f"{spec.title} does not fit its memory limit while loading: {text}")
     if newer := _TOO_NEW.search(text):
         return Fault(
             "model_unsupported",
@@ -268,7 +274,7 @@ def _load_fault(spec: LoadSpec, error: Exception) -> Fault:
 def _run_fault(error: Exception) -> Fault:
     text = clean(str(error))
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
-        return Fault("out_of_memory", f"the run needs more memory than the model's cap: {text}")
+        return Fault(OUT_OF_MEMORY, f"the run needs more memory than the model's cap: {text}")
     if type(error).__name__ == "InvalidArgument" or isinstance(error, (ValueError, TypeError)):
         return Fault(INPUT_INVALID, text)
     return Fault("run_failed", text)

@@ -100,6 +100,25 @@ def filled() -> ModelProto:
     return model([node("ConstantOfShape", ["shape"], ["y"])], [value("shape", INT64, [1])], [value("y", FLOAT, ["n"])])
 
 
+def exploding() -> ModelProto:
+    """shape[2], total[1] -> y[1] = e + total, total_out = y: two activations of that shape on the way."""
+    ones = numpy_helper.from_array(np.ones(1, np.float32))
+    one = numpy_helper.from_array(np.array([1], np.int64), "one")
+    return model(
+        [
+            node("ConstantOfShape", ["shape"], ["s"], value=ones),
+            node("Exp", ["s"], ["e"]),
+            node("ReduceMax", ["e"], ["m"], keepdims=0),
+            node("Reshape", ["m", "one"], ["flat"]),
+            node("Add", ["flat", "total"], ["y"]),
+            node("Identity", ["y"], ["total_out"]),
+        ],
+        [value("shape", INT64, [2]), value("total", FLOAT, [1])],
+        [value("y", FLOAT, [1]), value("total_out", FLOAT, [1])],
+        [one],
+    )
+
+
 def strings() -> ModelProto:
     """x[n] of strings -> y = x."""
     return model([node("Identity", ["x"], ["y"])], [value("x", STRING, ["n"])], [value("y", STRING, ["n"])])

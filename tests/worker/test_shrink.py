@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeinfer.artifact.manifest import StateSpec, TensorSpec
+from edgeinfer.request import Failure
+from edgeinfer.worker.flight import RunEnding
 from edgeinfer.worker.worker import Worker
 from tests.worker import graphs
 from tests.worker.conftest import StartWorker, in_ms, output, request_of
@@ -15,6 +19,12 @@ from tests.worker.conftest import StartWorker, in_ms, output, request_of
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 MIB = 1 << 20
+SPEC: dict[str, Any] = {
+    "arena_max_bytes": 34 * MIB,
+    "inputs": [TensorSpec("shape", "INT64", [2])],
+    "outputs": [TensorSpec("y", "FP32", [1])],
+    "state": [StateSpec("total", "total_out", "FP32", [1])],
+}
 
 
 def anonymous(worker: Worker) -> int:
@@ -72,3 +82,35 @@ async def test_one_that_is_gone_is_not_asked(start_worker: StartWorker) -> None:
     await worker.stop()
     worker.shrink()
     assert worker.shrinks == 0
+
+
+async def explode(worker: Worker, rows: int) -> RunEnding:
+    shape = request_of(shape=np.array([rows, 1000], np.int64))
+    return await worker.run(shape, deadline_ns=in_ms(10_000), stream="only")
+
+
+async def test_a_request_that_fits_a_fresh_worker_fits_whatever_others_asked_for_before(
+    start_worker: StartWorker,
+) -> None:
+    """The arena holds on to two extents of 8 MB, and beside them there is no room for two of 16 MB."""
+    fresh = await start_worker(graphs.exploding(), **SPEC)
+    assert output(await explode(fresh, 4050)) == pytest.approx(np.e), "it fits"
+
+    used = await start_worker(graphs.exploding(), **SPEC)
+    total = 0.0
+    for rows in (2050, 4050, 2050, 3000, 4050):
+        total += np.e
+        assert output(await explode(used, rows)) == pytest.approx(total, rel=1e-6), "each counted once"
+    assert used.is_alive
+
+
+async def test_what_a_lean_arena_has_no_room_for_fails_alone_and_leaves_the_state_as_it_was(
+    start_worker: StartWorker,
+) -> None:
+    worker = await start_worker(graphs.exploding(), **SPEC)
+    assert output(await explode(worker, 2050)) == pytest.approx(np.e)
+    for rows in (1 << 20, 5000):
+        ending = await explode(worker, rows)
+        assert isinstance(ending, Failure)
+        assert ending.reason == "out_of_memory"
+    assert output(await explode(worker, 4050)) == pytest.approx(2 * np.e)
