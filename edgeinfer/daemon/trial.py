@@ -38,12 +38,14 @@ from edgeinfer.config import (
     WavSource,
 )
 from edgeinfer.daemon import trial_inputs
+from edgeinfer.daemon.compiling import available_memory
 from edgeinfer.daemon.trial_inputs import Feeder
 from edgeinfer.daemon.trial_report import recipe, unverified_manifest
 from edgeinfer.datatype import ITEM_BYTES
-from edgeinfer.errors import ConfigError, Problem, RuntimeUnusable
+from edgeinfer.errors import ArtifactError, ConfigError, Problem, RuntimeUnusable, SessionError
 from edgeinfer.pipeline.frame import Source, SourceError
 from edgeinfer.pipeline.sources import open_source
+from edgeinfer.plain_file import open_plain
 from edgeinfer.worker.messages import GraphTensor, LoadSpec
 from edgeinfer.worker.nursery import Nursery
 from edgeinfer.worker.spec import WorkerLimits, bare_spec
@@ -53,6 +55,12 @@ RANDOM = "random"
 _LOAD_NS = 300 * NS_PER_S
 _RUN_NS = 60 * NS_PER_S
 _MOST_SLOT_BYTES = 1 << 30
+_ALWAYS_BYTES = 16 << 20
+"""Inputs so small are tried however little memory is free."""
+_COPIES = 4
+"""An input as it is made, in the request, in its slot, and as much again for what the worker makes of it."""
+_NO_MODEL = frozenset({"model_invalid", "model_unsupported", "context_unsigned"})
+"""Why a load failed, where the file is at fault."""
 _CHECKED_RUNS = 10
 """Outputs of so many runs are looked at for NaN and infinity, small ones of every run."""
 _HOPELESS = 5
@@ -94,6 +102,8 @@ def try_model(trial: Trial) -> dict[str, Any]:
     Raises:
         ConfigError: the source or a shape is none.
         RuntimeUnusable: ONNX Runtime cannot be imported here.
+        ArtifactError: the file is no model that this ONNX Runtime reads.
+        InputsTooLarge: its inputs have more bytes than there is memory to try them.
         SessionError: the model cannot be loaded, or no frame can be made into its input.
     """
     return asyncio.run(_try(trial))
@@ -106,13 +116,15 @@ async def _try(trial: Trial) -> dict[str, Any]:
         if not runtime.onnxruntime:
             raise RuntimeUnusable(runtime.reason)
         bare = bare_spec(trial.model, threads=trial.threads)
-        probe = await _load(nursery, bare)
+        probe = await _first_load(nursery, bare)
         loaded = probe.loaded
         await probe.stop(grace_ns=0)
         shapes = _shapes(trial, loaded.inputs)
+        trial_inputs.require_room(loaded.inputs, shapes, _most_input_bytes())
         section = parse_source(trial.source, loaded.inputs, shapes)
-        main, decoded = _main_input(section, loaded.inputs, shapes)
-        if decoded and main not in trial.shapes:
+        main, takes_any_size = _main_input(section, loaded.inputs, shapes)
+        decoded = takes_any_size and main not in trial.shapes  # a size that was given is kept to: by resizing
+        if decoded:
             shapes[main] = list(trial_inputs.LARGEST_PICTURE)
         feeder = Feeder(loaded.inputs, shapes, main=main, fills=trial.fills, decoded=decoded)
         inputs = [
@@ -141,7 +153,9 @@ async def _try(trial: Trial) -> dict[str, Any]:
         peak_bytes=peak,
         steady_bytes=steady,
     )
-    states = trial_inputs.carried_state(manifest.inputs, manifest.outputs, main or loaded.inputs[0].name)
+    states = trial_inputs.carried_state(
+        manifest.inputs, manifest.outputs, main or next((tensor.name for tensor in loaded.inputs), "")
+    )
     return {
         "model": str(trial.model),
         "verified": False,
@@ -218,7 +232,7 @@ def parse_source(text: str, inputs: Sequence[GraphTensor], shapes: Mapping[str, 
         raise _no_source(text, "is no file, directory or program, nor camera, microphone, URL or random")
     if any(trial_inputs.takes_pictures(tensor, shapes[tensor.name]) for tensor in inputs):
         return CommandSource(argv, framing="jpeg")
-    size = math.prod(shapes[inputs[0].name]) * ITEM_BYTES.get(inputs[0].datatype, 0)
+    size = math.prod(shapes[inputs[0].name]) * ITEM_BYTES.get(inputs[0].datatype, 0) if inputs else 0
     return CommandSource(argv, framing="fixed", frame_bytes=max(1, size))
 
 
@@ -228,7 +242,7 @@ def _no_source(text: str, problem: str) -> ConfigError:
 
 def _rate_hz(path: Path) -> int:
     try:
-        with wave.open(str(path), "rb") as file:
+        with open(open_plain(path), "rb") as raw, wave.open(raw, "rb") as file:  # noqa: PTH123
             return file.getframerate()
     except (OSError, EOFError, wave.Error) as error:
         raise _no_source(str(path), f"is not a PCM WAV file: {error}") from error
@@ -263,10 +277,24 @@ def _main_input(
         what = "images ([1, H, W, 3] or [1, 3, H, W])"
     if not fitting:
         shown = ", ".join(f"{tensor.name} {tensor.datatype} {list(shapes[tensor.name])}" for tensor in inputs)
-        raise _no_source("it", f"gives {what}, which no input takes: {shown}")
+        raise _no_source("it", f"gives {what}, which no input takes: {shown or 'the model has none'}")
     main = fitting[0]
     open_size = main.datatype == "UINT8" and len(main.shape) == 4 and main.shape[1] == main.shape[2] == -1
     return main.name, open_size and main.shape[3] == 3
+
+
+async def _first_load(nursery: Nursery, spec: LoadSpec) -> Worker:
+    try:
+        return await _load(nursery, spec)
+    except SessionError as error:
+        if error.reason in _NO_MODEL:
+            raise ArtifactError(str(error)) from error
+        raise
+
+
+def _most_input_bytes() -> int:
+    """Return what the inputs of one request may have altogether."""
+    return max(_ALWAYS_BYTES, min(_MOST_SLOT_BYTES, available_memory() // _COPIES))
 
 
 async def _load(nursery: Nursery, spec: LoadSpec) -> Worker:

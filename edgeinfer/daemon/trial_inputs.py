@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from edgeinfer import oip
 from edgeinfer.artifact.manifest import Decode, TensorSpec
 from edgeinfer.datatype import ITEM_BYTES
-from edgeinfer.errors import ConfigError, Problem, SessionError
+from edgeinfer.errors import ConfigError, EdgeInferError, Problem, SessionError, mib
 from edgeinfer.pipeline.frame import Frame
 from edgeinfer.request import Payload
 from edgeinfer.worker.messages import GraphTensor
@@ -34,9 +34,18 @@ ASSUMED_OTHER = 1
 """For dimensions that the model leaves open and nobody said."""
 _PACK = {"FP16": "e", "FP32": "f", "FP64": "d", "BOOL": "?", "INT8": "b", "UINT8": "B", "INT16": "h", "UINT16": "H",
          "INT32": "i", "UINT32": "I", "INT64": "q", "UINT64": "Q"}  # fmt: skip
+_RANDOM_ELEMENTS = 1 << 16
+"""So many are made; larger inputs repeat them."""
 _FLOATS = frozenset({"FP16", "FP32", "FP64"})
+_TEXT = oip.bytes_element(b"a")
 _KNOWN_PICTURES = 4
 """Kept as tensors, for files that come again and again; 640 x 640 in floats has 5 MB."""
+
+
+class InputsTooLarge(EdgeInferError):
+    """The inputs would take more memory than there is for a trial; nothing was made."""
+
+    exit_code = 75  # EX_TEMPFAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,25 @@ def concrete_shape(tensor: GraphTensor, given: Mapping[str, Sequence[int]]) -> l
     if rank == 4 and tensor.shape[1] == -1 and tensor.shape[3] != 3:
         shape[1] = 3
     return shape
+
+
+def require_room(tensors: Sequence[GraphTensor], shapes: Mapping[str, Sequence[int]], most_bytes: int) -> None:
+    """Refuse inputs that have more than `most_bytes` altogether, before any of them is made.
+
+    Raises:
+        InputsTooLarge: with the largest of them.
+    """
+    sizes = {
+        tensor.name: math.prod(shapes[tensor.name]) * ITEM_BYTES.get(tensor.datatype, len(_TEXT)) for tensor in tensors
+    }
+    if (needed_bytes := sum(sizes.values())) <= most_bytes:
+        return
+    largest = max(tensors, key=lambda tensor: sizes[tensor.name])
+    raise InputsTooLarge(
+        f"one request has {mib(needed_bytes)} of inputs, most of it {largest.name} {largest.datatype} "
+        f"{list(shapes[largest.name])}; at most {mib(most_bytes)} are tried here, by the memory that is free: give "
+        f"open dimensions by --shape {largest.name}=…, or free memory"
+    )
 
 
 def picture_of(shape: Sequence[int]) -> Picture | None:
@@ -210,17 +238,24 @@ def _raw(tensor: GraphTensor, shape: Sequence[int], dice: random.Random, fill: f
     """Return the bytes of an input that no frame is for: filled, zeros beside a frame, else random."""
     count = math.prod(shape)
     if tensor.datatype == "BYTES":
-        return oip.bytes_element(b"a") * count
+        return _TEXT * count
     if tensor.datatype not in _PACK:
         raise SessionError("model_unsupported", f"input {tensor.name!r} is {tensor.datatype or 'no tensor'}")
     if fill is not None:
-        value = fill if tensor.datatype in _FLOATS else int(fill)
-        return _packed(tensor.datatype, [value]) * count
+        try:
+            return _packed(tensor.datatype, [fill if tensor.datatype in _FLOATS else int(fill)]) * count
+        except (ValueError, OverflowError, struct.error) as error:
+            problem = Problem(f"--fill {tensor.name}", f"{fill:g} is no {tensor.datatype}")
+            raise ConfigError("edgeinfer try", (problem,)) from error
     if zeros:
         return bytes(count * ITEM_BYTES[tensor.datatype])
+    made = min(count, _RANDOM_ELEMENTS)
     if tensor.datatype in _FLOATS:
-        return _packed(tensor.datatype, [dice.random() for _ in range(count)])
-    return _packed(tensor.datatype, [dice.randrange(2) for _ in range(count)])  # as indices, they are small enough
+        block = _packed(tensor.datatype, [dice.random() for _ in range(made)])
+    else:  # as indices, they are small enough
+        block = _packed(tensor.datatype, [dice.randrange(2) for _ in range(made)])
+    needed_bytes = count * ITEM_BYTES[tensor.datatype]
+    return (block * math.ceil(count / max(1, made)))[:needed_bytes]
 
 
 def _packed(datatype: str, values: Sequence[float]) -> bytes:

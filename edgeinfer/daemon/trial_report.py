@@ -118,6 +118,8 @@ def describe(report: Mapping[str, Any]) -> str:
         lines.append(f"  outputs {'finite' if report['finite'] else f'NaN OR INFINITE: {bad}'}")
     if report["failures"]:
         lines.append(f"  failed  {', '.join(f'{reason} {count}' for reason, count in report['failures'].items())}")
-    if report["problem"]:
-        lines.append(f"  problem {report['problem']}")
-    return "\n".join([*lines, "", "A recipe for it would begin:", "", report["recipe"]])
+    if report["runs"]:  # of a model that never ran nothing is known that a recipe could say
+        lines += ["", "A recipe for it would begin:", "", report["recipe"]]
+    if report["problem"]:  # last, where it is seen
+        lines.append(f"  problem {report['problem']}" if not report["runs"] else f"problem: {report['problem']}")
+    return "\n".join(lines)

@@ -16,13 +16,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 from PIL import Image
 
 from edgeinfer import oip
 from edgeinfer.artifact.manifest import Manifest, check_manifest
-from edgeinfer.daemon.trial_inputs import Feeder, carried_state, concrete_shape, contract
+from edgeinfer.daemon.trial_inputs import Feeder, InputsTooLarge, carried_state, concrete_shape, contract, require_room
 from edgeinfer.errors import ConfigError, SessionError
 from edgeinfer.pipeline.frame import Frame
 from edgeinfer.worker.messages import GraphTensor
@@ -148,6 +149,33 @@ class TestTrying:
         assert seen["failures"] == {}
         assert "UINT8 [1, H, W, 3]" in seen["recipe"]
 
+    @needs_ffmpeg
+    def test_a_size_that_was_given_is_what_images_are_resized_to(self, tmp_path: Path) -> None:
+        Image.new("RGB", (640, 480)).save(tmp_path / "a.jpg")
+        model = graphs.write(tmp_path / "m.onnx", pictures([1, "h", "w", 3], UINT8))
+        seen = report(model, "--source", str(tmp_path / "a.jpg"), "--shape", "image=1,64,64,3", seconds=1.0)
+        assert seen["failures"] == {}
+        assert seen["inputs"][0]["tried"] == [1, 64, 64, 3]
+
+    def test_a_model_without_inputs_runs(self, tmp_path: Path) -> None:
+        constant = onnx.helper.make_tensor("c", FLOAT, [2], [1.0, 2.0])
+        node = graphs.node("Constant", [], ["y"], value=constant)
+        model = graphs.write(tmp_path / "m.onnx", graphs.model([node], [], [graphs.value("y", FLOAT, [2])]))
+        assert report(model)["inputs"] == []
+        done = trial(model, "--source", "cat /dev/zero")
+        assert (done.returncode, "which no input takes: the model has none" in done.stderr) == (78, True)
+
+    def test_inputs_that_memory_has_no_room_for_are_refused_before_they_are_made(self, tmp_path: Path) -> None:
+        side = 10**6
+        model = graphs.model(
+            [graphs.node("Add", ["x", "x"], ["y"])],
+            [graphs.value("x", FLOAT, [side, side])],
+            [graphs.value("y", FLOAT, [side, side])],
+        )
+        done = trial(graphs.write(tmp_path / "m.onnx", model))
+        assert (done.returncode, done.stdout) == (75, "")
+        assert "x FP32 [1000000, 1000000]; at most " in done.stderr
+
     def test_raw_tensors_of_a_file_and_of_a_command(self, tmp_path: Path) -> None:
         model = graphs.write(tmp_path / "m.onnx", graphs.linear(8))
         (tmp_path / "raw").write_bytes(bytes(32))
@@ -155,7 +183,8 @@ class TestTrying:
         (tmp_path / "short").write_bytes(bytes(31))
         done = trial(model, "--source", f"head -c 20 {tmp_path}/short")
         assert done.returncode == 70
-        assert "problem" in done.stdout
+        assert "problem" in done.stdout.splitlines()[-1]
+        assert "recipe" not in done.stdout
 
     def test_state_is_found(self, tmp_path: Path) -> None:
         model = graphs.model(
@@ -172,7 +201,7 @@ class TestTrying:
         assert (missing.returncode, missing.stderr) == (66, f"edgeinfer: {tmp_path}/none.onnx is no file\n")
         (tmp_path / "junk.onnx").write_bytes(b"junk" * 100)
         junk = trial(tmp_path / "junk.onnx")
-        assert junk.returncode == 70
+        assert junk.returncode == 65
         assert "model_invalid" in junk.stderr
         model = graphs.write(tmp_path / "m.onnx", graphs.linear(8))
         for arguments, code, words in [
@@ -259,6 +288,34 @@ def test_other_inputs_hold_what_was_said_else_zeros_else_anything() -> None:
 )
 def test_open_dimensions_are_assumed(datatype: str, shape: list[int], tried: list[int]) -> None:
     assert concrete_shape(GraphTensor("x", datatype, shape), {}) == tried
+
+
+def test_inputs_are_costed_by_their_shapes_alone() -> None:
+    tensors = [GraphTensor("x", "FP32", [-1]), GraphTensor("s", "BYTES", [-1])]
+    shapes = {"x": [1000], "s": [10]}
+    require_room(tensors, shapes, 4050)
+    with pytest.raises(InputsTooLarge, match=r"most of it x FP32 \[1000\]"):
+        require_room(tensors, shapes, 4049)
+    with pytest.raises(InputsTooLarge, match="EiB|PiB|TiB|MiB"):
+        require_room(tensors, {"x": [1 << 60], "s": [1]}, 1 << 40)
+
+
+def test_a_value_that_the_type_does_not_have_is_told() -> None:
+    for datatype, value in (("INT8", 300.0), ("INT64", float("nan")), ("FP16", 1e300), ("UINT8", -1.0)):
+        tensor = GraphTensor("x", datatype, [2])
+        with pytest.raises(ConfigError, match=f"--fill x: .* is no {datatype}"):
+            Feeder([tensor], {"x": [2]}, main="", fills={"x": value}, decoded=False)
+
+
+async def test_large_random_inputs_repeat_what_small_ones_hold() -> None:
+    def made(count: int) -> bytes:
+        tensor = GraphTensor("x", "FP32", [count])
+        feeder = Feeder([tensor], {"x": [count]}, main="", fills={}, decoded=False)
+        return bytes(asyncio.run(feeder.request(None)).tensors[0])
+
+    small, large = await asyncio.to_thread(made, 1 << 16), await asyncio.to_thread(made, (1 << 17) + 3)
+    assert large == small + small + small[:12]
+    assert await asyncio.to_thread(made, 0) == b""
 
 
 def test_a_shape_that_was_said_must_fit() -> None:
