@@ -14,7 +14,7 @@ ifneq ($(wildcard $(EXPORT)/.installed),)
 export EDGEINFER_EXPORT_PYTHON ?= $(CURDIR)/$(EXPORT)/bin/python
 endif
 
-.PHONY: help demo test test-export test-fast test-openvino lint format bench bench-show bundles wheel setup clean
+.PHONY: help demo test test-export test-fast test-openvino lint format bench bench-tools bench-show bundles wheel setup clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -71,6 +71,9 @@ format: $(VENV)/.installed
 
 bench: setup bundles  ## benchmarks: tables, and build/bench/NAME.json
 	$(BIN)/python -m edgeinfer_bench run --bundles $(BUNDLES) --out build/bench
+
+bench-tools: $(VENV)/.installed $(EXPORT)/.installed  ## the toolchain beside other quantizers, every recipe (15 minutes; installs torch, 1.6 GB, and NNCF, 1 GB)
+	PYTHONPATH=.:tools $(BIN)/python -m edgeinfer_bench.toolchain --out build/bench
 
 bench-show: $(VENV)/.installed  ## print every figure measured so far, with goal and verdict
 	$(BIN)/python -m edgeinfer_bench show --out build/bench

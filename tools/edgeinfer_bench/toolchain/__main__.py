@@ -69,17 +69,18 @@ def one(name: str, scratch: Path) -> list[Figure]:
     made = run_maker("ours", folder, Path("-"), bundle)
     if made.path is None:
         print(f"{name}: {made.reason}")
-        return figures_of(name, {"float": Row(made), "ours": Row(made)}, 0.0)
+        return figures_of(name, {"float": Row(made)}, "float", 0.0)
     manifest, _ = read_manifest(bundle)
     files = {variant.name: bundle / variant.file for variant in manifest.variants}
-    assert made.facts is not None
     keep = next(item.name for item in load_recipe(folder).file.variants if item.method == "keep")
-    float_model, chosen = files[keep], files[_chosen(made, files)]
-    attempts = {
-        "float": Attempt("float", float_model),
-        "ours": Attempt("ours", chosen, made.seconds, made.peak_bytes, made.facts),
-        **{key: run_maker(key, folder, float_model, scratch / f"{name}.{key}.onnx") for key in PEERS},
-    }
+    float_model = files[keep]
+    attempts = {"float": Attempt("float", float_model)}
+    for variant in files.keys() - {keep}:
+        attempts[f"ours {variant}"] = Attempt("ours", files[variant], made.seconds, made.peak_bytes)
+    for peer in PEERS:
+        attempts[peer] = run_maker(peer, folder, float_model, scratch / f"{name}.{peer}.onnx")
+    chosen = made.facts["preferred"]["variant"] if made.facts else keep
+    preferred = "float" if chosen == keep else f"ours {chosen}"
     source = Data(load_recipe(folder))
     there = {key: item.path for key, item in attempts.items() if item.path is not None}
     judged = {key: quality(source, path, float_model) for key, path in there.items()}
@@ -93,14 +94,7 @@ def one(name: str, scratch: Path) -> list[Figure]:
     bar = gate.minimum if gate.minimum is not None else gate.maximum
     assert bar is not None
     limit = value_of(GateResult(gate.metric, gate.output, bar, gate.minimum, gate.maximum))
-    return figures_of(name, rows, max(0.0, judged["float"].value - limit))
-
-
-def _chosen(made: Attempt, files: dict[str, Path]) -> str:
-    """Return the variant that the build's own report prefers."""
-    assert made.facts is not None
-    name = made.facts["preferred"]["variant"]
-    return str(name) if name in files else next(iter(files))
+    return figures_of(name, rows, preferred, max(0.0, judged["float"].value - limit))
 
 
 def _size(path: Path | None) -> int:

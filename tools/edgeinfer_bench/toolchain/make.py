@@ -170,7 +170,7 @@ def nncf(source: Data, float_model: Path, out: Path) -> None:
     sign = -1.0 if first.metric in LOWER_IS_BETTER else 1.0
 
     def value(runner: Any, streams: Iterable[Stream]) -> float:
-        return sign * judge(evaluate(runner, reference, streams, recipe), recipe.file.gates)[0].value
+        return sign * judge(evaluate(runner, reference, streams, recipe), [first])[0].value
 
     validation = [Feed(stream, recipe) for stream in source.streams(source.choosing)]
 
@@ -180,13 +180,16 @@ def nncf(source: Data, float_model: Path, out: Path) -> None:
     best = value(reference, (item.stream for item in validation))
     bound = first.minimum if first.minimum is not None else first.maximum
     assert bound is not None
+    model = onnx.load(str(float_model))
+    convolves = any(node.op_type == "Conv" for node in model.graph.node)
     made = peer.quantize_with_accuracy_control(
-        onnx.load(str(float_model)),
+        model,
         peer.Dataset(calibration),
         peer.Dataset(validation),
         validate,
         max_drop=max(best - sign * bound, LEAST_DROP),
         subset_size=len(calibration),
+        model_type=None if convolves else peer.ModelType.TRANSFORMER,  # as its documentation advises
     )
     onnx.save(made, str(out))
 

@@ -28,7 +28,6 @@ EXPORT_PYTHON: Final = ROOT / "build" / "export" / "bin" / "python"
 PEERS: Final = ("ort-static", "ort-dynamic", "nncf")
 TITLES: Final = {
     "float": "float",
-    "ours": "edgeinfer-tools",
     "ort-static": "ONNX Runtime static",
     "ort-dynamic": "ONNX Runtime dynamic",
     "nncf": "NNCF 3.4.0, accuracy control",
