@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 import threading
 import time
@@ -15,7 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeinfer.artifact import manifest
 from edgeinfer.cli import main
+from edgeinfer.cli.arguments import MAX_DEADLINE_MS
 from edgeinfer.client import Rejected
 from edgeinfer.client.load import Call, Load, arrivals, choose_inputs, describe, run_load, summarize
 from edgeinfer.client.values import Media, Tensor
@@ -161,7 +164,69 @@ def test_the_command_line_prints_a_report(
     assert "rejected(memory)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--rate", "1e300"], "'1e300' is more than 100,000 a second"),
+        (["--rate", "1e7", "--seconds", "2"], "more than 100,000 a second"),
+        (["--seconds", "1e300"], "more than 86,400 s"),
+        (["--deadline-ms", "1e300"], "more than 600,000 ms"),
+        (["--deadline-ms", "nan"], "not a positive number"),
+        (["--rate", "1e5", "--seconds", "11"], "plans 1,100,000 requests, at most 1,000,000 are kept"),
+    ],
+)
+def test_what_would_never_end_is_refused_as_usage(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    try:
+        status = main(["bench", "m", "--socket", str(tmp_path / "none"), *arguments])
+    except SystemExit as usage:
+        status = int(usage.code or 0)
+    assert (status, told in capsys.readouterr().err) == (2, True)
+
+
+def test_the_longest_deadline_is_the_daemons() -> None:
+    assert MAX_DEADLINE_MS == manifest.MAX_DEADLINE_MS
+
+
+def test_a_file_that_never_ends_is_not_sent(
+    socket_path: Path, submit: ScriptedSubmit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    for command in ("bench", "infer"):
+        for path in ("/dev/zero", tmp_path / "pipe", tmp_path / "huge"):
+            assert main([command, "support-intent", "--file", str(path), "--socket", str(socket_path)]) == 66
+            assert f"{path} cannot be read: it " in capsys.readouterr().err
+    assert main(["infer", "support-intent", "--inputs", "@/dev/zero", "--socket", str(socket_path)]) == 66
+    assert submit.tickets == []
+
+
+@pytest.mark.slow
+def test_more_than_this_machine_can_send_ends_on_time_and_says_how_many_were_sent(
+    socket_path: Path, submit: ScriptedSubmit
+) -> None:
+    asked = load(rate_hz=100_000.0, seconds=0.5, concurrency=2)
+    began = time.monotonic()
+    report = summarize(asked, run_load(asked, socket_path))
+    assert time.monotonic() - began < 10
+    assert report["requests"] == pytest.approx(50_000, rel=0.05)
+    assert len(submit.tickets) == report["sent"] == report["requests"] - report["outcomes"]["unsent"] < 40_000
+    assert f"{report['sent']} of {report['requests']} planned" in describe(report)
+
+
 # The report
+
+
+def test_without_a_deadline_the_models_own_is_counted_by_and_named() -> None:
+    calls = [Call(0, 0, ended_ms * MS, "ok") for ended_ms in (10, 20, 30)]
+    report = summarize(load(model_deadline_ms=20.0), calls)
+    assert (report["in_time"], report["deadline_ms"], report["deadline_from"]) == (2, 20.0, "model")
+    assert "(2 of 3) within 20 ms, the model's deadline" in describe(report)
+    report = summarize(load(model_deadline_ms=20.0, deadline_ms=30.0), calls)
+    assert (report["in_time"], report["deadline_from"]) == (3, "option")
+    assert "the model's" not in describe(report)
 
 
 @given(st.lists(st.integers(0, 10**10), min_size=1, max_size=200))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +16,8 @@ DEFAULT_STATE_DIR = Path("/var/lib/edgeinfer")
 DEFAULT_NEARBY_STATE_DIR = Path("/var/lib/edgeinfer-nearby")
 DEFAULT_KEYS = Path("/etc/edgeinfer/keys")
 DEFAULT_SOCKET = Path("/run/edgeinfer/edgeinfer.sock")
+MAX_DEADLINE_MS = 600_000.0
+"""The longest that the daemon takes, which a test holds this against."""
 
 
 def positive(text: str) -> float:
@@ -23,6 +26,17 @@ def positive(text: str) -> float:
         if 0 < (value := float(text)) < float("inf"):
             return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+
+
+def up_to(most: float, unit: str) -> Callable[[str], float]:
+    """Return what takes a positive number of at most `most`."""
+
+    def bounded(text: str) -> float:
+        if (value := positive(text)) <= most:
+            return value
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {most:,.0f} {unit}")
+
+    return bounded
 
 
 def count(text: str) -> int:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeinfer.cli.arguments import Commands, add_socket_argument
+from edgeinfer.cli.arguments import MAX_DEADLINE_MS, Commands, add_socket_argument, up_to
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.request import Reason
 
 if TYPE_CHECKING:
     from edgeinfer.client import Client, DeadlineExpired, Inference, Rejected
     from edgeinfer.errors import SessionError
+
+
+_MAX_JSON_BYTES = 64 << 20
 
 
 def add_asking(commands: Commands) -> None:
@@ -26,7 +30,8 @@ def add_asking(commands: Commands) -> None:
     infer.add_argument("--file", type=Path, help="a JPEG, PNG, WAV or text file to send")
     inputs_help = 'inputs as JSON, such as {"x": [[1, 2, 3]]}, or @FILE with the same'
     infer.add_argument("--inputs", metavar="JSON", help=inputs_help)
-    infer.add_argument("--deadline-ms", type=float, help="default: the deadline the model was built for, else 10 s")
+    deadline = up_to(MAX_DEADLINE_MS, "ms")
+    infer.add_argument("--deadline-ms", type=deadline, help="default: the deadline the model was built for, else 10 s")
     infer.add_argument("--scope", choices=("device", "site", "any"), default="device", help="how far it may travel")
     infer.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     add_socket_argument(infer)
@@ -49,7 +54,7 @@ def _infer(args: argparse.Namespace) -> int:
     if inputs is not None:
         file = Path(inputs[1:]) if inputs.startswith("@") else None
         try:
-            inputs = json.loads(inputs if file is None else file.read_bytes())
+            inputs = json.loads(inputs if file is None else _bounded(file))
         except OSError as error:
             return _unreadable(file, error)
         except ValueError as error:
@@ -73,6 +78,19 @@ def _infer(args: argparse.Namespace) -> int:
             return _unreadable(file, error)
     print(json.dumps(answer.to_dict(), indent=2) if args.json else _describe(answer))
     return 0
+
+
+def _bounded(file: Path) -> bytes:
+    """Return what a file holds, or a pipe, which may be meant here.
+
+    Raises:
+        OSError: it cannot be read, or gives more than `_MAX_JSON_BYTES`.
+    """
+    with file.open("rb") as opened:
+        data = opened.read(_MAX_JSON_BYTES + 1)
+    if len(data) > _MAX_JSON_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {_MAX_JSON_BYTES} bytes", str(file))
+    return data
 
 
 def _status_of(ending: Rejected | DeadlineExpired | SessionError, model: str, client: Client) -> int:

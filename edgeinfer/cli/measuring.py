@@ -8,7 +8,17 @@ import logging
 import sys
 from pathlib import Path
 
-from edgeinfer.cli.arguments import Commands, add_socket_argument, count, named_number, named_shape, positive
+from edgeinfer.cli.arguments import (
+    MAX_DEADLINE_MS,
+    Commands,
+    add_socket_argument,
+    count,
+    named_number,
+    named_shape,
+    up_to,
+)
+
+_SECONDS = up_to(86_400, "s")
 
 
 def add_bench(commands: Commands) -> None:
@@ -18,11 +28,15 @@ def add_bench(commands: Commands) -> None:
     what = bench.add_mutually_exclusive_group()
     what.add_argument("--file", type=Path, help="a JPEG, PNG, WAV or text file to send; default: zeros")
     what.add_argument("--text", help="a text to send")
-    bench.add_argument("--rate", type=positive, help="requests a second, whatever comes back; default: as answered")
+    bench.add_argument(
+        "--rate", type=up_to(100_000, "a second"), help="requests a second, whatever comes back; default: as answered"
+    )
     bench.add_argument("--even", action="store_true", help="with --rate: evenly spaced, not at random (Poisson)")
     bench.add_argument("--concurrency", type=count, help="connections (default 1, with --rate 32)")
-    bench.add_argument("--seconds", type=positive, default=10.0, help="for how long (default %(default)s)")
-    bench.add_argument("--deadline-ms", type=positive, help="default: the deadline the model was built for")
+    bench.add_argument("--seconds", type=_SECONDS, default=10.0, help="for how long (default %(default)s)")
+    bench.add_argument(
+        "--deadline-ms", type=up_to(MAX_DEADLINE_MS, "ms"), help="default: the deadline the model was built for"
+    )
     bench.add_argument("--scope", choices=("device", "site", "any"), default="device", help="how far it may travel")
     bench.add_argument("--json", action="store_true", help="print the report as JSON")
     add_socket_argument(bench)
@@ -35,7 +49,7 @@ def add_try(commands: Commands) -> None:
     trial.add_argument("model", type=Path, help="an ONNX file")
     sources = "a file, a directory, camera[:DEVICE], microphone[:DEVICE], a stream's URL, or a command in quotes"
     trial.add_argument("--source", default="random", help=f"{sources}; default: random inputs")
-    trial.add_argument("--seconds", type=positive, default=5.0, help="for how long (default %(default)s)")
+    trial.add_argument("--seconds", type=_SECONDS, default=5.0, help="for how long (default %(default)s)")
     trial.add_argument("--threads", type=count, default=1, help="threads of one run (default %(default)s)")
     trial.add_argument(
         "--shape", type=named_shape, action="append", default=[], metavar="INPUT=D,D,…",
@@ -59,7 +73,7 @@ def add_measure(commands: Commands) -> None:
         "--threads", type=count, action="append", metavar="N", help="threads of one run; several times (default 1)"
     )
     measure.add_argument(
-        "--seconds", type=positive, default=2.0, help="for each variant and thread count (default %(default)s)"
+        "--seconds", type=_SECONDS, default=2.0, help="for each variant and thread count (default %(default)s)"
     )
     measure.add_argument("--board", default="auto", help="name of the board file that describes this device")
     measure.add_argument(
@@ -97,12 +111,17 @@ def _measure(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     from edgeinfer.client import Client
-    from edgeinfer.client.load import Load, choose_inputs, describe, run_load, summarize
+    from edgeinfer.client.load import MAX_REQUESTS, Load, choose_inputs, describe, run_load, summarize
+    from edgeinfer.client.route import DEFAULT_DEADLINE_MS
 
+    if args.rate is not None and (planned := args.rate * args.seconds) > MAX_REQUESTS:
+        text = f"--rate {args.rate:g} for {args.seconds:g} s plans {planned:,.0f} requests, at most {MAX_REQUESTS:,}"
+        print(f"edgeinfer bench: {text} are kept: lower one of them", file=sys.stderr)
+        return 2
     with Client(args.socket) as client:
-        specs = client.model(args.model)["inputs"]
+        model = client.model(args.model)
     try:
-        inputs = choose_inputs(specs, args.model, file=args.file, text=args.text)
+        inputs = choose_inputs(model["inputs"], args.model, file=args.file, text=args.text)
     except OSError as error:
         print(f"edgeinfer: {args.file} cannot be read: {error.strerror}", file=sys.stderr)
         return 66
@@ -114,6 +133,7 @@ def _bench(args: argparse.Namespace) -> int:
         concurrency=args.concurrency or (1 if args.rate is None else 32),
         evenly=args.even,
         deadline_ms=args.deadline_ms,
+        model_deadline_ms=model["parameters"].get("deadline_ms") or DEFAULT_DEADLINE_MS,
         options={"scope": args.scope},
     )
     report = summarize(load, run_load(load, args.socket))

@@ -31,6 +31,8 @@ PHASES = ("unsent", "transport", "wait", "decode", "run", "post", "network")
 PERCENTS = (50, 90, 99)
 UNSENT = "unsent"
 """Planned, but no connection came free before the time was over."""
+MAX_REQUESTS = 1_000_000
+"""So many are planned or kept: each is remembered, with its phases in some 700 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Load:
     """Arrivals are evenly spaced instead of Poisson."""
     seed: int = 0
     deadline_ms: float | None = None
+    model_deadline_ms: float | None = None
+    """What applies when the load has none of its own, where that is known."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of `Client.infer`."""
 
@@ -109,7 +113,8 @@ def _zeros(spec: Mapping[str, Any]) -> Tensor:
 def run_load(load: Load, socket: Path | None = None) -> list[Call]:
     """Put the load on the daemon; return every call, those that were not sent included.
 
-    Takes `load.seconds`, and until the last of the calls that were sent has ended.
+    Takes `load.seconds`, and until the last of the calls that were sent has ended. At most `MAX_REQUESTS` are planned;
+    a closed loop ends when it has sent so many.
 
     Raises:
         LinkError: nobody answers on the socket.
@@ -141,11 +146,11 @@ class _Plan:
         self._end_ns = self._began_ns + round(load.seconds * NS_PER_S)
 
     def follow(self, socket: Path | None) -> None:
-        """Send one planned request after the other until there are no more or the time is over."""
+        """Send one planned request after the other until there are no more, none is kept any more, or time is over."""
         with Client(socket) as client:
             while True:
                 with self._lock:
-                    after_ns = next(self._arrivals, None)
+                    after_ns = next(self._arrivals, None) if len(self._calls) < MAX_REQUESTS else None
                 if after_ns is None:
                     return
                 planned_ns = self._began_ns + after_ns
@@ -164,7 +169,7 @@ class _Plan:
         """Return all calls, with what nobody got round to sending."""
         if self._load.rate_hz is not None:
             now_ns = time.monotonic_ns()
-            for after_ns in self._arrivals:
+            for after_ns in itertools.islice(self._arrivals, MAX_REQUESTS - len(self._calls)):
                 self._calls.append(Call(self._began_ns + after_ns, now_ns, now_ns, UNSENT))
         return sorted(self._calls, key=lambda call: call.planned_ns)
 
@@ -202,12 +207,14 @@ def _phases(answer: Inference, planned_ns: int, sent_ns: int, ended_ns: int) -> 
 def summarize(load: Load, calls: Sequence[Call]) -> dict[str, Any]:
     """Return the report, fit for JSON. Latencies are those of answers, in milliseconds from the planned time."""
     answered = [call for call in calls if call.outcome in {"ok", "late"}]
+    deadline_ms = load.model_deadline_ms if load.deadline_ms is None else load.deadline_ms
     in_time = sum(
-        call.outcome == "ok" and (load.deadline_ms is None or call.latency_ns <= load.deadline_ms * NS_PER_MS)
-        for call in calls
+        call.outcome == "ok" and (deadline_ms is None or call.latency_ns <= deadline_ms * NS_PER_MS) for call in calls
     )
     began_ns = min((call.planned_ns for call in calls), default=0)
-    took_s = max(load.seconds, (max((call.ended_ns for call in calls), default=0) - began_ns) / NS_PER_S)
+    took_s = (max((call.ended_ns for call in calls), default=0) - began_ns) / NS_PER_S
+    if len(calls) < MAX_REQUESTS:
+        took_s = max(load.seconds, took_s)
     phases = {
         phase: _spread([call.phases_ns[phase] for call in answered if phase in call.phases_ns]) for phase in PHASES
     }
@@ -217,8 +224,10 @@ def summarize(load: Load, calls: Sequence[Call]) -> dict[str, Any]:
         "arrivals": None if load.rate_hz is None else "even" if load.evenly else "poisson",
         "seconds": load.seconds,
         "concurrency": load.concurrency,
-        "deadline_ms": load.deadline_ms,
+        "deadline_ms": deadline_ms,
+        "deadline_from": None if deadline_ms is None else "model" if load.deadline_ms is None else "option",
         "requests": len(calls),
+        "sent": sum(call.outcome != UNSENT for call in calls),
         "offered_per_s": None if load.rate_hz is None else round(len(calls) / load.seconds, 3),
         "answered_per_s": round(len(answered) / took_s, 3),
         "in_time": in_time,
@@ -238,8 +247,12 @@ def describe(report: Mapping[str, Any]) -> str:
         f"{report['model']}: {how}, {report['concurrency']} connections, {report['seconds']:g} s",
         f"  answered     {report['answered_per_s']:g}/s",
     ]
+    if report["sent"] < report["requests"]:
+        late = "no connection was free for the others: more --concurrency, or what answers or this machine is too slow"
+        lines.append(f"  sent         {report['sent']} of {report['requests']} planned; {late}")
     if report["requests"]:
         within = "" if report["deadline_ms"] is None else f" within {report['deadline_ms']:g} ms"
+        within += ", the model's deadline" if report["deadline_from"] == "model" else ""
         count = f"{report['in_time']} of {report['requests']}"
         lines.append(f"  in time      {report['in_time_share']:.2%} ({count}){within}")
     lines += [f"  {outcome:<24} {count}" for outcome, count in report["outcomes"].items()]

@@ -23,9 +23,12 @@ from edgeinfer import oip
 from edgeinfer.client.answer import Rejected
 from edgeinfer.client.memory import SharedTensor
 from edgeinfer.errors import ProtocolError
+from edgeinfer.plain_file import read_plain
 from edgeinfer.request import Payload
 
 TEXT_TYPE = "text/plain; charset=utf-8"
+MAX_MEDIUM_BYTES = 64 << 20
+"""Of a file; the daemon takes no larger request."""
 
 _ARRAY_TYPES = {
     "b": "INT8", "B": "UINT8", "h": "INT16", "H": "UINT16", "i": "INT32", "I": "UINT32", "q": "INT64", "Q": "UINT64",
@@ -76,9 +79,9 @@ def media_of_file(path: Path) -> Media:
     """Return a file as a medium, its content type from its name.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, is no plain file, or has more than `MAX_MEDIUM_BYTES`.
     """
-    return Media(path.read_bytes(), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
+    return Media(read_plain(path, MAX_MEDIUM_BYTES), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
 
 
 def needs_specs(inputs: Mapping[str, Value] | Value) -> bool:
