@@ -32,7 +32,7 @@ from edgeinfer.request import Payload
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 MAX_HEADER_BYTES = 1 << 20
-MAX_LISTS = 1 << 16
+MAX_LISTS = 1 << 14
 """Most lists (brackets, wherever they stand) in a JSON header; 100,000 small ones cost more time than a model run."""
 MAX_OBJECTS = 1 << 13
 """Most objects in a JSON header."""
@@ -258,13 +258,17 @@ def put_data(tensor: Tensor, raw: bytes | bytearray | memoryview) -> None:
 def elements(tensor: Tensor, raw: bytes | bytearray | memoryview) -> list[Any]:
     """Return a tensor's elements as a flat Python list (strings for BYTES that are UTF-8, else bytes)."""
     if tensor.datatype == "BYTES":
-        return [_text_or_bytes(item) for item in bytes_elements(raw)]
+        whole = bytes(raw)
+        return [_text_or_bytes(whole[start:end]) for start, end in _element_spans(whole)]
     if tensor.datatype == "BOOL":
         return [bool(value) for value in bytes(raw)]
     if tensor.datatype == "FP16":
-        return [value for (value,) in struct.iter_unpack("<e", raw)]
+        return list(struct.unpack(f"<{memoryview(raw).nbytes // 2}e", raw))
     if tensor.datatype == "BF16":
-        return [struct.unpack("<f", b"\0\0" + pair)[0] for (pair,) in struct.iter_unpack("2s", raw)]
+        halves = bytes(raw)
+        wide = bytearray(2 * len(halves))  # the upper half of an FP32 each
+        wide[2::4], wide[3::4] = halves[::2], halves[1::2]
+        return list(struct.unpack(f"<{len(halves) // 2}f", wide))
     values = array.array(_ARRAY_CODE[tensor.datatype], bytes(raw))
     if sys.byteorder == "big":
         values.byteswap()
@@ -304,11 +308,11 @@ def _element_spans(raw: bytes | bytearray | memoryview) -> Iterator[tuple[int, i
         at += length
 
 
-def _text_or_bytes(item: memoryview) -> str | bytes:
+def _text_or_bytes(item: bytes) -> str | bytes:
     try:
-        return bytes(item).decode()
+        return item.decode()
     except UnicodeDecodeError:
-        return bytes(item)
+        return item
 
 
 def _describe(name: str, datatype: str, shape: Sequence[int], raw: bytes | bytearray | memoryview) -> Tensor:

@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[Any, bytes, str]] = {
     "too many tensors": ({"inputs": [_tensor(name=str(n)) for n in range(65)]}, b"12" * 65, "65 inputs, at most 64"),
     "a header without end": (b"[" * (1 << 20) + b" ", b"", "at most 1048576 are read"),
     "nesting without end": (b'{"inputs":' + b"[" * 60_000, b"", "not a valid inference header"),
-    "more lists than data needs": (b'{"inputs":[' + b"[]," * 300_000, b"", "lists, at most 65536 are read; send data"),
+    "more lists than data needs": (b'{"inputs":[' + b"[]," * 300_000, b"", "lists, at most 16384 are read; send data"),
     "more objects than there are tensors": (b'{"inputs":[' + b"{}," * 300_000, b"", "objects, at most 8192 are read"),
     "more texts than anybody reads": (
         b'{"inputs":[{"data":[' + b'"",' * 300_000,

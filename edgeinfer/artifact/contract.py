@@ -81,6 +81,18 @@ def check_inputs(manifest: Manifest, header: InputsHeader, payload: Payload) -> 
     return None
 
 
+def check_shapes(manifest: Manifest, header: InputsHeader) -> Refusal | None:
+    """Return why a request does not fit, as far as datatypes and shapes of its tensors tell, before they are there."""
+    specs = {spec.name: spec for spec in manifest.inputs}
+    for tensor in header.inputs:
+        spec = specs.get(tensor.name)
+        if spec is None or (tensor.datatype == "BYTES" and tensor.parameters.get("content_type")):
+            continue
+        if problem := _misfit(spec, tensor):
+            return _refuse(f"input {tensor.name!r} {problem}")
+    return None
+
+
 def max_medium_bytes(spec: TensorSpec) -> int:
     """Most bytes that an encoded medium for this input may have."""
     return max(spec.max_bytes, LEAST_MEDIUM_BYTES)
@@ -90,18 +102,26 @@ def _check(spec: TensorSpec, tensor: TensorHeader, size_bytes: int) -> str | Non
     content_type = tensor.parameters.get("content_type")
     if tensor.datatype == "BYTES" and isinstance(content_type, str) and content_type:
         return _check_medium(spec, content_type, list(tensor.shape), size_bytes)
-    shape = list(tensor.shape)
-    if tensor.datatype != spec.datatype or not _fits(spec, shape):
-        media = f", or {' or '.join(CONTENT_TYPES[spec.decode.kind][:2])}" if spec.decode else ""
-        return f"takes {describe_spec(spec)}{media}; {tensor.datatype} {shape} came"
+    if problem := _misfit(spec, tensor):
+        return problem
     item = ITEM_BYTES.get(spec.datatype)
     if item is None:
         most = max(spec.max_bytes, LEAST_MEDIUM_BYTES)
         return f"takes at most {most} bytes, {size_bytes} came" if size_bytes > most else None
     expected = item
-    for dim in shape:
+    for dim in tensor.shape:
         expected *= dim
-    return None if size_bytes == expected else f"of {spec.datatype} {shape} has {expected} bytes, {size_bytes} came"
+    if size_bytes == expected:
+        return None
+    return f"of {spec.datatype} {list(tensor.shape)} has {expected} bytes, {size_bytes} came"
+
+
+def _misfit(spec: TensorSpec, tensor: TensorHeader) -> str | None:
+    shape = list(tensor.shape)
+    if tensor.datatype == spec.datatype and _fits(spec, shape):
+        return None
+    media = f", or {' or '.join(CONTENT_TYPES[spec.decode.kind][:2])}" if spec.decode else ""
+    return f"takes {describe_spec(spec)}{media}; {tensor.datatype} {shape} came"
 
 
 def _check_medium(spec: TensorSpec, content_type: str, shape: list[int], size_bytes: int) -> str | None:

@@ -10,8 +10,8 @@ SCRATCH_BYTES: Final = 256 << 10
 """One buffer for all connections, for what is read before its place is known and for what nobody will take."""
 READ_BYTES: Final = 64 << 10
 """Most that is read at once before a body's length is known."""
-_DECODING_BYTES: Final = 16 << 20
-"""What one JSON header of the largest size becomes while it is decoded; one at a time is."""
+_DECODING_BYTES: Final = 4 << 20
+"""What one request or answer of the most JSON becomes while it is read or written; one at a time is (`turns`)."""
 _SHARE: Final = 32
 _LEAST_BODIES_BYTES: Final = 4 << 20
 _MOST_BODIES_BYTES: Final = 64 << 20

@@ -41,18 +41,32 @@ from edgeinfer.gateway.documents import document_reply
 from edgeinfer.gateway.door import Door, listen
 from edgeinfer.gateway.head import BadRequest, Head
 from edgeinfer.gateway.intake import Draft, Form, Intake, Recall, header_length
-from edgeinfer.gateway.reply import busy_reply, error_reply, json_reply, outcome_reply, refusal_reply
+from edgeinfer.gateway.reply import (
+    Reply,
+    busy_reply,
+    detach,
+    error_reply,
+    json_bytes,
+    json_reply,
+    outcome_reply,
+    refusal_reply,
+    too_large_reply,
+)
 from edgeinfer.gateway.shared import answer_shared_memory, read_shared
 from edgeinfer.gateway.stream import Stream
-from edgeinfer.request import InferRequest, Reason, Refusal, Submit, Ticket
+from edgeinfer.gateway.turns import MAX_JSON_BYTES, Turns, check_json_bytes
+from edgeinfer.request import InferRequest, Outcome, Reason, Refusal, Submit, Ticket
 
 _log = logging.getLogger(__name__)
 
 _MOST_FAULTS_LOGGED = 16
 """Kinds of our own faults whose traceback is logged, each once; `faults` counts all."""
 _TOO_MANY: Final = 429
-_NEXT_MAY_BE_BETTER: Final = frozenset({405, 413, _TOO_MANY})
+_TOO_LARGE: Final = 413
+_NEXT_MAY_BE_BETTER: Final = frozenset({405, _TOO_LARGE, _TOO_MANY})
 """Statuses of requests whose body nobody takes, after which the connection goes on."""
+_BYTES_OF_OBJECTS: Final = 16
+"""What a byte of JSON becomes while it is objects."""
 ASK_FIRST_BYTES: Final = 512 << 10
 """With so much of a request still to come, whether it would be refused anyway is asked before; less is read sooner."""
 
@@ -106,6 +120,7 @@ class Gateway:
         self._bounds = bounds or Bounds()
         self._bodies = Room(self._bounds.body_bytes_in_flight, self._dismiss_stalled)
         self._copies = Room(self._bounds.copied_bytes)
+        self._turns = Turns()
         self._connections: set[Connection] = set()
         self._leaving = 0
         self._owed = 0
@@ -279,6 +294,12 @@ class Gateway:
             taken = await self._take_request(connection, head, recall, model, version)
         except ProtocolError as error:
             taken = Refusal(Reason.INPUT_INVALID, str(error))
+        except BadRequest as error:
+            if error.status != _TOO_LARGE:
+                raise
+            self._refused[Reason.INPUT_INVALID.value] += 1
+            await connection.respond(too_large_reply(str(error)))
+            return
         if isinstance(taken, Refusal):
             await self._refuse(connection, taken)
         elif isinstance(taken, Intake):
@@ -296,20 +317,33 @@ class Gateway:
         """
         received_ns = self._clock.now_ns()
         most_bytes = _max_body_bytes(model.manifest)
-        connection.check_length(most_bytes)
-        json_bytes = header_length(head.headers)
-        header: bytes | memoryview
+        header_bytes = header_length(head.headers)
         body: bytes | bytearray | memoryview
         if head.body_bytes is None:
-            header, body = oip.split(await connection.read_body(most_bytes), json_bytes)
+            said, body = oip.split(await connection.read_body(most_bytes), header_bytes)
+            check_json_bytes(len(said))
+            header = bytes(said)
         else:
-            json_bytes = head.body_bytes if json_bytes is None else json_bytes
-            oip.check_header_bytes(json_bytes, head.body_bytes)
-            header, body = bytes(await connection.read(json_bytes)), b""
-        drafted = recall.draft(model, version, head.headers, bytes(header), now_ns=received_ns)
-        if isinstance(drafted, Refusal):
-            return drafted
+            header_bytes = head.body_bytes if header_bytes is None else header_bytes
+            if head.body_bytes <= most_bytes or connection.holds_back:
+                connection.check_length(most_bytes)  # else its header may say which input is too large
+            oip.check_header_bytes(header_bytes, head.body_bytes)
+            check_json_bytes(header_bytes)
+            header, body = bytes(await connection.read(header_bytes)), b""
         left_bytes = 0 if head.body_bytes is None else head.body_bytes - len(header)
+
+        def understand() -> Draft | Intake | Refusal:
+            found = recall.draft(model, version, head.headers, header, now_ns=received_ns)
+            if left_bytes or isinstance(found, Refusal) or found.places:
+                return found
+            return found.complete(body, {})
+
+        drafted = await self._turns.run(len(header), understand)
+        if not isinstance(drafted, Draft):
+            return drafted
+        connection.check_length(most_bytes - len(header))
+        if len(header) > MAX_JSON_BYTES // _BYTES_OF_OBJECTS:
+            connection.hold(_BYTES_OF_OBJECTS * len(header))  # until the rest is there it stays objects
         if max(connection.unsent_bytes, drafted.shared_bytes) >= ASK_FIRST_BYTES and self._decline is not None:
             declined = self._decline(drafted.request())
             if declined is not None:
@@ -319,7 +353,8 @@ class Gateway:
                 body = await connection.read(left_bytes, self._due_s(drafted))
             except TimeoutError:
                 return self._submit(drafted.overdue(self._clock.now_ns()))
-        return drafted.complete(body, read_shared(connection, drafted.places, most_bytes))
+        shared = read_shared(connection, drafted.places, most_bytes)
+        return await self._turns.run(len(header), partial(drafted.complete, body, shared))
 
     def _due_s(self, drafted: Draft) -> float | None:
         """Return the moment, on the loop's clock, from which on nobody waits for the answer."""
@@ -348,7 +383,7 @@ class Gateway:
                 connection.unwatch()
                 ticket.cancel()
             if not gone:
-                await connection.respond(outcome_reply(outcome, form))
+                await connection.respond(await self._written(outcome, form))
                 outcome.request.timeline.delivered_ns = self._clock.now_ns()
                 return
             self._abandoned += 1
@@ -360,6 +395,20 @@ class Gateway:
             if not self._owed:
                 self._settled.set()
 
+    async def _written(self, outcome: Outcome, form: Form) -> Reply:
+        """Return the reply to an inference; what is to be JSON alone waits for its turn without the worker's memory."""
+        size_bytes = json_bytes(outcome, form)
+        result = outcome.result
+        if result is None or not self._turns.would_wait(size_bytes):
+            return await self._turns.run(size_bytes, partial(outcome_reply, outcome, form))
+        try:
+            if form.binary is False:
+                detach(result, form)
+            return await self._turns.run(size_bytes, partial(outcome_reply, outcome, form))
+        except BaseException:
+            result.release()
+            raise
+
     async def _refuse(self, connection: Connection, refusal: Refusal) -> None:
         self._refused[refusal.reason.value] += 1
         await connection.respond(refusal_reply(refusal))
@@ -367,4 +416,4 @@ class Gateway:
 
 def _max_body_bytes(manifest: Manifest) -> int:
     """Most bytes that a valid request for this model has: a JSON header, and tensors or encoded media behind it."""
-    return oip.MAX_HEADER_BYTES + sum(max_medium_bytes(spec) for spec in manifest.inputs)
+    return MAX_JSON_BYTES + sum(max_medium_bytes(spec) for spec in manifest.inputs)

@@ -15,6 +15,7 @@ noted; the header wins):
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,14 @@ from typing import Any
 import msgspec
 
 from edgeinfer import oip
-from edgeinfer.artifact.contract import check_inputs
+from edgeinfer.artifact.contract import check_inputs, check_shapes
 from edgeinfer.artifact.manifest import MAX_DEADLINE_MS
 from edgeinfer.clock import NS_PER_MS
+from edgeinfer.datatype import ITEM_BYTES
 from edgeinfer.errors import ProtocolError
 from edgeinfer.gateway.catalog import ModelInfo
 from edgeinfer.gateway.regions import Place, place_of
+from edgeinfer.gateway.turns import LEAST_ELEMENT_BYTES, MAX_JSON_BYTES, check_json_bytes
 from edgeinfer.request import DataScope, Deadlines, InferRequest, Payload, Reason, Refusal, Timeline
 
 DEADLINE_HEADER = "edgeinfer-deadline-ms"
@@ -51,6 +54,16 @@ class Form:
     """Those that it wants; empty for all."""
     binary: frozenset[str] | bool = True
     """Outputs wanted in binary form; True for all, False for none."""
+
+    def takes(self, output: str) -> bool:
+        """Return whether an output is wanted at all."""
+        return not self.outputs or output in self.outputs
+
+    def in_json(self, output: str) -> bool:
+        """Return whether an output is wanted, and as JSON."""
+        if not self.takes(output):
+            return False
+        return self.binary is False or (self.binary is not True and output not in self.binary)
 
 
 class Layout:
@@ -216,8 +229,8 @@ def draft(
         places = _places(parsed.inputs)
     except ProtocolError as error:
         return Refusal(Reason.INPUT_INVALID, str(error))
-    refusal = _check_outputs(model, parsed)
     form = Form(parsed.id, frozenset(tensor.name for tensor in parsed.outputs), _binary(parsed))
+    refusal = _check_outputs(model, parsed) or check_shapes(model.manifest, parsed) or _check_form(model, form)
     is_plain = all(tensor.data is None and tensor.datatype != "BYTES" for tensor in parsed.inputs)
     return refusal or Draft(model, parsed, fields, form, places, Layout() if is_plain else None)
 
@@ -270,8 +283,7 @@ def _require_short(header: bytes | bytearray | memoryview) -> None:
     """
     if len(header) <= MAX_FACTS_BYTES:
         return
-    if len(header) > oip.MAX_HEADER_BYTES:
-        raise ProtocolError(f"the JSON header has {len(header)} bytes, at most {oip.MAX_HEADER_BYTES} are read")
+    check_json_bytes(len(header))
     oip.check_plain(header)
     try:
         facts = _facts_decoder.decode(header)
@@ -371,6 +383,30 @@ def _check_outputs(model: ModelInfo, parsed: oip.RequestHeader) -> Refusal | Non
                 "leave shared_memory_region out and take it from the answer (binary_data)",
             )
     return None
+
+
+def _check_form(model: ModelInfo, form: Form) -> Refusal | None:
+    """Refuse outputs in JSON that are known to be too large for it; those of no fixed size only the run tells."""
+    sizes = {
+        spec.name: math.prod(spec.shape) * max(ITEM_BYTES[spec.datatype], LEAST_ELEMENT_BYTES)
+        for spec in model.manifest.outputs
+        if form.in_json(spec.name) and spec.datatype in ITEM_BYTES and -1 not in spec.shape
+    }
+    return too_large_for_json(sizes)
+
+
+def too_large_for_json(sizes: Mapping[str, int]) -> Refusal | None:
+    """Return why outputs that count so many bytes, by name, are not written as JSON, or None when they may be."""
+    size_bytes = sum(sizes.values())
+    if size_bytes <= MAX_JSON_BYTES:
+        return None
+    largest = max(sizes, key=lambda name: sizes[name])
+    return Refusal(
+        Reason.INPUT_INVALID,
+        f"output {largest!r} has {sizes[largest]} bytes ({LEAST_ELEMENT_BYTES} or more an element), at most "
+        f"{MAX_JSON_BYTES} of all outputs together are written as JSON; ask for it in binary form "
+        "(parameters.binary_data_output), as edgeinfer's Client does by itself",
+    )
 
 
 def _binary(parsed: oip.RequestHeader) -> frozenset[str] | bool:

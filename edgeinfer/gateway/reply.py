@@ -5,6 +5,7 @@ A refusal's body is JSON: `error` for people, `outcome` and `reason` as `edgeinf
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import msgspec
 
 from edgeinfer import oip
-from edgeinfer.errors import mib
-from edgeinfer.gateway.intake import Form
-from edgeinfer.request import Outcome, OutcomeKind, Reason, Refusal, Result
+from edgeinfer.gateway.intake import Form, too_large_for_json
+from edgeinfer.gateway.turns import LEAST_ELEMENT_BYTES
+from edgeinfer.request import Outcome, OutcomeKind, Payload, Reason, Refusal, Result
 
 REFUSAL_STATUS: dict[Reason, int] = {
     Reason.DEADLINE_UNREACHABLE: 504,  # it would have been late, and is told before the deadline
@@ -42,8 +43,6 @@ ENDING_STATUS: dict[OutcomeKind, int] = {
 }
 """HTTP status of every other ending."""
 
-MAX_JSON_BYTES = 1 << 20
-"""Larger outputs are not written as JSON: that would hold the loop for longer than a model runs."""
 _TEMPORARY = frozenset({429, 503})
 _LATER = (("retry-after", "1"),)
 
@@ -94,22 +93,18 @@ def outcome_reply(outcome: Outcome, form: Form) -> Reply:
         return _ending(status, outcome.detail, outcome.kind.value, outcome.reason)
     result = outcome.result
     header = oip.response_header(result.payload)
+    if refusal := too_large_for_json(_json_sizes(header, result, form)):
+        result.release()
+        return refusal_reply(refusal)
     raws: list[bytes | bytearray | memoryview] = []
     described = []
     for tensor, raw in zip(header.outputs, result.payload.tensors, strict=True):
-        if form.outputs and tensor.name not in form.outputs:
+        if not form.takes(tensor.name):
             continue
-        if form.binary is True or (form.binary is not False and tensor.name in form.binary):
-            raws.append(raw)
-        elif memoryview(raw).nbytes > MAX_JSON_BYTES:
-            result.release()
-            detail = (
-                f"output {tensor.name!r} has {mib(memoryview(raw).nbytes)}, at most {mib(MAX_JSON_BYTES)} are written "
-                "as JSON; ask for it in binary form (binary_data_output)"
-            )
-            return _ending(400, detail, OutcomeKind.REJECTED.value, Reason.INPUT_INVALID.value)
-        else:
+        if form.in_json(tensor.name):
             oip.put_data(tensor, raw)
+        else:
+            raws.append(raw)
         described.append(tensor)
     header.outputs = described
     header.id = form.id
@@ -123,6 +118,35 @@ def outcome_reply(outcome: Outcome, form: Form) -> Reply:
     return Reply(200, (encoded, *raws), "application/octet-stream", length, result.release)
 
 
+def json_bytes(outcome: Outcome, form: Form) -> int:
+    """Return how many bytes of outputs `outcome_reply` would write as JSON; 0 for more than it writes."""
+    result = outcome.result
+    if result is None or form.binary is True:
+        return 0
+    sizes = _json_sizes(oip.response_header(result.payload), result, form)
+    return 0 if too_large_for_json(sizes) else sum(sizes.values())
+
+
+def detach(result: Result, form: Form) -> None:
+    """Give a result's memory back before its reply is made, and keep copies of the outputs that are wanted."""
+    header = oip.response_header(result.payload)
+    copies = (
+        bytes(raw) if form.takes(tensor.name) else b""
+        for tensor, raw in zip(header.outputs, result.payload.tensors, strict=True)
+    )
+    result.payload = Payload(result.payload.header, tuple(copies))
+    result.release()
+    result.lease = None
+
+
+def _json_sizes(header: oip.ResponseHeader, result: Result, form: Form) -> dict[str, int]:
+    return {
+        tensor.name: max(memoryview(raw).nbytes, LEAST_ELEMENT_BYTES * math.prod(tensor.shape))
+        for tensor, raw in zip(header.outputs, result.payload.tensors, strict=True)
+        if form.in_json(tensor.name)
+    }
+
+
 def _facts(outcome: Outcome, result: Result) -> dict[str, Any]:
     return {
         "outcome": outcome.kind.value,
@@ -133,6 +157,11 @@ def _facts(outcome: Outcome, result: Result) -> dict[str, Any]:
         "latency_ms": round(outcome.latency_ns / 1e6, 3),
         **{f"{phase}_ms": round(span_ns / 1e6, 3) for phase, span_ns in outcome.phases_ns.items()},
     }
+
+
+def too_large_reply(detail: str) -> Reply:
+    """Return the reply to a request that is larger than any for its model, or than there is memory for."""
+    return _ending(413, detail, OutcomeKind.REJECTED.value, Reason.INPUT_INVALID.value)
 
 
 def busy_reply(detail: str, status: int = 503) -> Reply:

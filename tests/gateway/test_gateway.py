@@ -249,7 +249,9 @@ async def test_bounds_connections() -> None:
 async def test_bounds_a_body_by_what_the_model_can_take() -> None:
     async with serving(ScriptedSubmit()) as (_, path), calling(path) as caller:
         caller.writer.write(
-            b"POST /v2/models/support-intent/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n"
+            b"POST /v2/models/support-intent/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n"
+            b"inference-header-content-length: 95\r\n\r\n"
+            b'{"inputs":[{"name":"text","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":9}}]}'
             + bytes(2 << 20)
         )
         status, headers, answer = await caller.receive()
@@ -302,20 +304,23 @@ async def test_at_the_limit_the_longest_idle_connection_makes_way() -> None:
 
 async def test_at_the_limit_a_body_that_does_not_come_on_makes_way_and_one_that_does_stays() -> None:
     bounds = Bounds(connections=2, spare_s=0.05, stall_s=0.1)
-    head = f"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {200_000 + len(DOUBLE_BODY)}\r\n\r\n"
+    payload = oip.encode_request([("x", "FP32", [25_000, 2], bytes(200_000))])
+    head = f"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {payload.size_bytes}\r\n"
+    head += f"inference-header-content-length: {len(payload.header)}\r\n\r\n"
     async with serving(ScriptedSubmit(), bounds=bounds) as (_, path):  # noqa: SIM117
         async with calling(path) as stalled, calling(path) as steady:
             for caller in (stalled, steady):
-                caller.writer.write(head.encode())
+                caller.writer.write(head.encode() + payload.header)
             for _ in range(10):
-                steady.writer.write(b" " * 20_000)
-                stalled.writer.write(b" ")
+                steady.writer.write(bytes(19_990))
+                stalled.writer.write(b"\0")
                 await asyncio.sleep(0.02)
             async with calling(path) as app:
                 assert (await app.ask("GET", "/v2"))[0] == 200
                 assert (await stalled.receive())[0] == 408
-                steady.writer.write(DOUBLE_BODY)
-                assert (await steady.receive())[0] == 200
+                steady.writer.write(bytes(100))
+                status, _, answer = await steady.receive()
+                assert (status, b"as JSON; ask for it in binary form" in answer) == (400, True)
 
 
 async def test_at_the_limit_a_body_that_drips_in_chunks_makes_way_and_one_that_comes_on_stays() -> None:
@@ -381,7 +386,7 @@ async def test_a_refused_caller_reads_why_though_it_sends_a_lot_first() -> None:
             assert (await refused.receive())[0] == 503
     async with serving(ScriptedSubmit()) as (_, path), calling(path) as large:
         await large.send("POST", "/v2/models/support-intent/infer", bytes(8 << 20))
-        assert (await large.receive())[0] == 413
+        assert (await large.receive())[0] == 400
 
 
 async def test_what_would_be_refused_is_refused_before_its_tensors_are_read() -> None:
@@ -441,7 +446,8 @@ async def test_a_deadline_counts_from_the_head_not_from_the_end_of_the_body() ->
 async def test_a_flood_of_callers_is_answered_every_one() -> None:
     """More at once than the gateway serves, each with a body: nobody gets a broken pipe instead of an answer."""
     submit = ScriptedSubmit(delay_s=0.2)
-    body = DOUBLE_BODY + b" " * 400_000
+    payload = oip.encode_request([("x", "FP32", [50_000, 2], bytes(400_000))], parameters={"binary_data_output": True})
+    length = str(len(payload.header))
 
     async def one(path: Path) -> tuple[int, dict[str, str]]:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -449,7 +455,8 @@ async def test_a_flood_of_callers_is_answered_every_one() -> None:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
         caller = Caller(reader, writer)
         try:
-            await caller.send("POST", "/v2/models/double/infer", body)
+            body = oip.join(payload)
+            await caller.send("POST", "/v2/models/double/infer", body, inference_header_content_length=length)
             status, headers, _ = await caller.receive()
         finally:
             writer.close()
@@ -462,6 +469,62 @@ async def test_a_flood_of_callers_is_answered_every_one() -> None:
         assert served >= 32
         assert served + len(refused) == 200
         assert gateway.snapshot().refused["queue_full"] == len(refused)
+
+
+async def test_json_that_is_too_large_is_refused_before_it_is_read_or_after_no_long_while() -> None:
+    submit = ScriptedSubmit()
+    async with serving(submit) as (gateway, path), calling(path) as caller:
+        data = {"name": "x", "datatype": "FP32", "shape": [40_000, 2], "data": [1.5] * 80_000}
+        body = json.dumps({"inputs": [data]}).encode()
+        status, answer = await caller.ask("POST", "/v2/models/double/infer", body)
+        assert (status, answer["reason"]) == (400, "input_invalid")
+        assert "send tensors as binary data" in answer["detail"]
+        head = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        caller.writer.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        status, _, answer = await caller.receive()
+        assert (status, b"send tensors as binary data" in answer) == (400, True)
+        assert not submit.tickets
+        assert gateway.snapshot().refused == {"input_invalid": 2}
+
+
+async def test_large_json_of_many_callers_is_answered_and_all_that_they_borrow_is_given_back() -> None:
+    body = json.dumps(
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [8000, 2], "data": [1.5] * 16_000}]}
+    ).encode()
+    leases = list[bool]()
+
+    class Lease:
+        def release(self) -> None:
+            leases.append(True)
+
+    def script(request: InferRequest) -> Ending:
+        result = run_model(request)
+        assert isinstance(result, Result)
+        result.lease = Lease()
+        return result
+
+    async def one(path: Path) -> None:
+        async with calling(path) as caller:
+            for _ in range(3):
+                status, answer = await caller.ask("POST", "/v2/models/double/infer", body)
+                assert (status, answer["outputs"][0]["data"][-1]) == (200, 3)
+
+    async with serving(ScriptedSubmit(script)) as (_, path):
+        await asyncio.gather(*(one(path) for _ in range(8)))
+    assert len(leases) == 24
+
+
+async def test_an_input_that_is_too_large_is_named_though_its_body_is_larger_than_any() -> None:
+    submit = ScriptedSubmit()
+    async with serving(submit) as (gateway, path), calling(path) as caller:
+        payload = oip.encode_request([("image", "UINT8", [1, 2000, 2000, 3], bytes(12_000_000))])
+        head = f"content-length: {payload.size_bytes}\r\ninference-header-content-length: {len(payload.header)}\r\n\r\n"
+        caller.writer.write(b"POST /v2/models/camera/infer HTTP/1.1\r\nhost: x\r\n" + head.encode() + payload.header)
+        status, _, answer = await caller.receive()
+        assert (status, json.loads(answer)["reason"]) == (400, "input_invalid")
+        assert "'image' takes UINT8 [1, -1, -1, 3] up to [1, 64, 64, 3]" in json.loads(answer)["detail"]
+        assert "[1, 2000, 2000, 3] came" in json.loads(answer)["detail"]
+        assert gateway.snapshot().refused == {"input_invalid": 1}
 
 
 async def test_a_caller_that_only_says_it_sends_no_more_is_answered() -> None:

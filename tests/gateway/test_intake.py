@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from edgeinfer import oip
-from edgeinfer.artifact.manifest import Manifest
+from edgeinfer.artifact.manifest import Manifest, TensorSpec
 from edgeinfer.gateway.catalog import ModelInfo
-from edgeinfer.gateway.intake import Intake, Recall, take_request
+from edgeinfer.gateway.intake import Intake, Recall, draft, take_request
 from edgeinfer.request import DataScope, Reason, Refusal
-from tests.gateway.serving import DIGEST, DOUBLE, INTENT, LISTEN
+from tests.gateway.serving import DIGEST, DOUBLE, INTENT, LISTEN, manifest
 
 NOW = 1_000_000_000
 
@@ -114,18 +114,54 @@ def test_a_models_deadline_is_held_to_the_bound_of_a_given_one() -> None:
 @pytest.mark.parametrize(
     "grown",
     [
-        {"parameters": {"x": "y" * 70_000}}, {"parameters": {"x": [[]] * 300_000}}, {"id": "y" * 70_000},
-        {"outputs": [{"name": "y" * 70_000}]}, {"outputs": [{"name": ""}] * 60_000},
-        {"inputs": [{"name": "x", "parameters": {"x": [{}] * 300_000}}]}, {"inputs": [{"name": ""}] * 60_000},
+        {"parameters": {"x": "y" * 70_000}}, {"parameters": {"x": [[]] * 30_000}}, {"id": "y" * 70_000},
+        {"outputs": [{"name": "y" * 70_000}]}, {"outputs": [{"name": ""}] * 9_000},
+        {"inputs": [{"name": "x", "parameters": {"x": [{}] * 30_000}}]}, {"inputs": [{"name": ""}] * 9_000},
     ],
 )  # fmt: skip
 def test_what_is_said_about_the_tensors_is_bounded_as_it_is_read_again_on_its_way(grown: dict[str, Any]) -> None:
     refusal = _take(DOUBLE, msgspec.json.encode(msgspec.json.decode(_body()) | grown))
     assert isinstance(refusal, Refusal)
-    assert re.search("at most (65536 are taken|65536 are read|8192 are read)", refusal.detail)
-    data = [[0.123456789, 1.0]] * 20_000
-    tensor = {"name": "x", "datatype": "FP32", "shape": [20_000, 2], "data": data}
+    assert re.search("at most (65536 are taken|16384 are read|8192 are read)", refusal.detail)
+    data = [[0.12345, 1.0]] * 8_000
+    tensor = {"name": "x", "datatype": "FP32", "shape": [8_000, 2], "data": data}
     assert isinstance(_take(DOUBLE, msgspec.json.encode({"inputs": [tensor]})), Intake)
+
+
+def test_tensors_in_json_are_bounded_and_the_refusal_says_what_to_do() -> None:
+    for count, fits in ((15_000, True), (40_000, False)):
+        tensor = {"name": "x", "datatype": "FP32", "shape": [count, 2], "data": [1] * (2 * count)}
+        taken = _take(DOUBLE, msgspec.json.encode({"inputs": [tensor]}))
+        assert isinstance(taken, Intake) == fits
+    assert isinstance(taken, Refusal)
+    assert re.search("at most 131072 are read; send tensors as binary data .*binary_data_size", taken.detail)
+
+
+def test_outputs_of_fixed_size_that_are_too_large_for_json_are_refused_before_the_run() -> None:
+    outputs = [
+        TensorSpec("small", "FP32", [8]),
+        TensorSpec("large", "FP16", [200, 200]),
+        TensorSpec("n", "FP32", [-1], [1 << 20]),
+    ]
+    model = manifest("wide", DOUBLE.inputs, outputs)
+    refused = _take(model, _body())
+    assert isinstance(refused, Refusal)
+    assert re.search("output 'large' has 160000 bytes .*at most 131072 .*binary_data_output", refused.detail)
+    for parameters, wanted in (
+        ({"binary_data_output": True}, []),
+        ({}, [{"name": "small"}, {"name": "n"}]),
+        ({}, [{"name": "small"}, {"name": "large", "parameters": {"binary_data": True}}]),
+    ):
+        assert isinstance(_take(model, _body(parameters, wanted)), Intake)
+
+
+def test_a_shape_that_does_not_fit_is_told_before_the_tensor_is_there() -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2000, 2000], "parameters": {"binary_data_size": 16_000_000}}
+    refused = draft(
+        ModelInfo(DOUBLE, DIGEST, ready=True), None, {}, msgspec.json.encode({"inputs": [tensor]}), now_ns=NOW
+    )
+    assert isinstance(refused, Refusal)
+    assert refused.detail == "input 'x' takes FP32 [-1, 2] up to [1048576, 2]; FP32 [2000, 2000] came"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer import oip
 from edgeinfer.gateway.intake import Form
-from edgeinfer.gateway.reply import ENDING_STATUS, REFUSAL_STATUS, json_reply, outcome_reply
+from edgeinfer.gateway.reply import ENDING_STATUS, REFUSAL_STATUS, detach, json_reply, outcome_reply
 from edgeinfer.request import (
     Deadlines,
     Ending,
@@ -132,13 +132,25 @@ def test_an_output_too_large_for_json_is_refused_and_given_back() -> None:
         return result
 
     released: list[bool] = []
-    reply = outcome_reply(conclude(_request(), large(released, 1 << 20), now_ns=5), Form(binary=False))
+    reply = outcome_reply(conclude(_request(), large(released, (32 << 10) - 1), now_ns=5), Form(binary=False))
     assert (reply.status, released) == (200, [])
-    reply = outcome_reply(conclude(_request(), large(released, (1 << 20) + 1), now_ns=5), Form(binary=False))
-    assert (reply.status, released) == (400, [True])
+    reply = outcome_reply(conclude(_request(), large(released, 32 << 10), now_ns=5), Form(binary=False))
+    assert (reply.status, released) == (400, [True]), "all of them together"
     assert b"ask for it in binary form" in bytes(reply.chunks[0])
     for form in (Form(binary=True), Form(outputs=frozenset({"b"}), binary=False), Form(binary=frozenset({"a"}))):
         assert outcome_reply(conclude(_request(), large([], 2 << 20), now_ns=5), form).status == 200
+
+
+def test_an_answer_that_waits_for_its_turn_holds_nothing_of_a_worker() -> None:
+    released: list[bool] = []
+    outcome = conclude(_request(), _result(released), now_ns=5)
+    assert outcome.result is not None
+    form = Form(outputs=frozenset({"b"}), binary=False)
+    detach(outcome.result, form)
+    assert released == [True]
+    assert json.loads(bytes(outcome_reply(outcome, form).chunks[0]))["outputs"][0]["data"] == [7]
+    outcome.result.release()
+    assert released == [True]
 
 
 def test_the_result_is_given_back_by_release_and_not_before() -> None:
