@@ -107,7 +107,9 @@ class SessionError(EdgeInferError):
 class RuntimeUnusable(SessionError):
     """ONNX Runtime cannot even be imported on this machine."""
 
-    def __init__(self, detail: str) -> None:
+    def __init__(self, detail: str, *, retry_ns: int | None = None) -> None:
+        """`retry_ns` is the monotonic time from which on trying again makes sense, where that is known."""
+        self.retry_ns = retry_ns
         super().__init__("runtime_unusable", detail)
 
 

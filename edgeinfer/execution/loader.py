@@ -69,6 +69,10 @@ class Loader:
         """Version of ONNX Runtime that workers run, empty while it is unknown."""
         return self._nursery.snapshot().onnxruntime
 
+    def retry_runtime(self) -> None:
+        """Try a runtime that was unusable again with the next load, however short ago it failed."""
+        self._nursery.retry_now()
+
     async def earlier(self, installed: Installed) -> list[Installed]:
         """Return the other installed versions of a bundle that may stand in for it, the best first."""
         return await self._read(functools.partial(self._store.earlier, installed))

@@ -141,7 +141,8 @@ class ModelCache:
             if not wanted.section.preload and wanted.may_load(self._clock.now_ns()):
                 return wanted.load_guess_ns
             busy = "is being loaded" if wanted.loading else "is not loaded yet"
-            return wanted.refusal or Refusal(Reason.MODEL_UNAVAILABLE, f"{name} {busy}")
+            refusal = wanted.refusal_at(self._clock.now_ns())
+            return refusal or Refusal(Reason.MODEL_UNAVAILABLE, f"{name} {busy}")
         if version and resident.manifest.version != version:
             instead = wanted.instead_of
             if instead is not None and instead.manifest.version == version and wanted.instead is not None:

@@ -16,8 +16,7 @@ from edgeinfer.errors import BudgetExceeded, mib
 from edgeinfer.execution.eviction import Tenant, choose_victims
 from edgeinfer.execution.ledger import MemoryLedger, Reservation, SharedReservation
 from edgeinfer.execution.resident import ResidentModel
-from edgeinfer.execution.wanted import RETRY_NS, WantedModel
-from edgeinfer.request import Reason, Refusal
+from edgeinfer.execution.wanted import WantedModel
 
 _log = logging.getLogger(__name__)
 
@@ -106,8 +105,7 @@ class Room:
         for victim in victims:
             wanted = self._wanted[victim.name]
             _log.warning("evicted model=%s freed_bytes=%d why=%r", victim.name, victim.size_bytes, why)
-            retry_ns = self._clock.now_ns() + (RETRY_NS if wanted.section.preload else 0)
-            wanted.refuse(Refusal(Reason.MEMORY, f"{victim.name} was evicted {why}"), retry_ns=retry_ns)
+            wanted.evict(why, now_ns=self._clock.now_ns())
             await self.close(wanted)
 
     def _missing_bytes(self, size_bytes: int, mapped: Mapped | None) -> int:

@@ -71,9 +71,9 @@ class Succession:
     ) -> ResidentModel:
         """Load what `section` means, or return it when it is there already. See `ModelCache.load`.
 
-        `lift` gives quarantined variants of that bundle another chance. When it fails and nothing serves
-        afterwards, an earlier version does where there is one: `wanted` says so, and the failure is raised all the
-        same.
+        `lift` gives quarantined variants of that bundle, and an unusable runtime, another chance. When it fails and
+        nothing serves afterwards, an earlier version does where there is one: `wanted` says so, and the failure is
+        raised all the same.
 
         Raises:
             ArtifactError: as `ModelCache.load`; `Quarantined` when no variant may be used.
@@ -87,6 +87,7 @@ class Succession:
             installed = await self._find(wanted, section)
             if lift:
                 self._book.lift(installed.digest)
+                self._loader.retry_runtime()
             if before is not None and before.section == section and before.installed.digest == installed.digest:
                 return before
             candidates = await self._candidates(section, installed, serves=before is not None)

@@ -75,6 +75,8 @@ class WantedModel:
     missing: bool = False
     unloaded: bool = False
     """By command: it stays out until a command brings it back."""
+    evicted: bool = False
+    """It gave way to others, and there has been no room for it since."""
     loading: bool = False
     load_guess_ns: int = _LOAD_GUESS_NS
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -96,7 +98,7 @@ class WantedModel:
     def admit(self, resident: ResidentModel) -> None:
         """Note that it is in memory."""
         self.resident, self.latest, self.installed = resident, resident.section, resident.installed
-        self.refusal, self.retry_ns, self.missing, self.unloaded = None, None, False, False
+        self.refusal, self.retry_ns, self.missing, self.unloaded, self.evicted = None, None, False, False, False
         self.instead_of, self.instead = None, None
         self.load_guess_ns = resident.load_ns + NS_PER_S // 5
 
@@ -107,6 +109,21 @@ class WantedModel:
     def refuse(self, refusal: Refusal, *, retry_ns: int | None) -> None:
         """Note why it is not in memory."""
         self.refusal, self.retry_ns = refusal, retry_ns
+        self.evicted = self.evicted and refusal.reason is Reason.MEMORY
+
+    def evict(self, why: str, *, now_ns: int) -> None:
+        """Note that it has to leave; whether it comes back by itself, or with the next request, is its section's."""
+        retry_ns = now_ns + (RETRY_NS if self.section.preload else 0)
+        self.refuse(Refusal(Reason.MEMORY, f"{self.section.name} was evicted {why}"), retry_ns=retry_ns)
+        self.evicted = True
+
+    def refusal_at(self, now_ns: int) -> Refusal | None:
+        """Return why it is not in memory, for a request: with when an unusable runtime is tried again."""
+        refusal = self.refusal
+        if refusal is None or refusal.reason is not Reason.RUNTIME_UNUSABLE or self.retry_ns is None:
+            return refusal
+        left_s = -(-max(0, self.retry_ns - now_ns) // NS_PER_S)
+        return Refusal(refusal.reason, f"{refusal.detail}; tried again in {left_s} s, or now by the load command")
 
     def fail(self, error: EdgeInferError, *, now_ns: int) -> None:
         """Note that it could not be loaded. What the runtime refused is not tried again by itself."""
@@ -114,8 +131,9 @@ class WantedModel:
         match error:
             case BudgetExceeded():
                 self.refuse(Refusal(Reason.MEMORY, str(error)), retry_ns=now_ns + RETRY_NS)
-            case RuntimeUnusable():
-                self.refuse(Refusal(Reason.RUNTIME_UNUSABLE, str(error)), retry_ns=now_ns + RETRY_NS)
+            case RuntimeUnusable(retry_ns=retry_ns):
+                again_ns = now_ns + RETRY_NS if retry_ns is None else retry_ns
+                self.refuse(Refusal(Reason.RUNTIME_UNUSABLE, str(error)), retry_ns=again_ns)
             case Quarantined():
                 self.refuse(Refusal(Reason.QUARANTINED, str(error)), retry_ns=None)
             case ArtifactError():
@@ -132,7 +150,7 @@ class WantedModel:
             return "loading"
         if self.missing:
             return "missing"
-        if self.unloaded or self.refusal is None:
+        if self.unloaded or self.evicted or self.refusal is None:
             return "unloaded"
         return "quarantined" if self.refusal.reason is Reason.QUARANTINED else "refused"
 

@@ -38,7 +38,7 @@ from edgeinfer.worker.messages import (
     ZygoteReady,
 )
 from edgeinfer.worker.pair import make_pair
-from edgeinfer.worker.restart import Restarts
+from edgeinfer.worker.restart import FIRST_COOL_DOWN_S, Restarts
 
 Awaited = TypeVar("Awaited")
 
@@ -61,7 +61,7 @@ class NurseryState(StrEnum):
     RESTARTING = "restarting"
     """The zygote died; the next one starts after a pause."""
     UNUSABLE = "unusable"
-    """ONNX Runtime cannot be imported; tried again on demand after a cool-down."""
+    """ONNX Runtime cannot be imported; tried again on demand after a cool-down (`restart`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ class Nursery:
 
     Loop thread only, and the main one: a zygote dies with the *thread* that started it. `start` makes the daemon a
     child subreaper and never raises because of the runtime: an unusable one is a state. `environment` is added to
-    what the zygote inherits. `hatched` is the first zygote, where somebody has started it already.
+    what the zygote inherits. `hatched` is the first zygote, where somebody has started it already. `cool_down_ns` is
+    how long an unusable runtime is left alone at first.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Nursery:
         *,
         environment: Mapping[str, str] | None = None,
         import_timeout_ns: int = 60 * NS_PER_S,
-        cool_down_ns: int = 300 * NS_PER_S,
+        cool_down_ns: int = round(FIRST_COOL_DOWN_S * NS_PER_S),
         python: str = sys.executable,
         hatched: Hatched | None = None,
     ) -> None:
@@ -119,7 +120,6 @@ class Nursery:
         self._clock = LoopClock(self._loop)
         self._environment = dict(environment or {})
         self._import_timeout_ns = import_timeout_ns
-        self._cool_down_ns = cool_down_ns
         self._python = python
         self._hatched = hatched
         self._tokens = itertools.count(1)
@@ -127,7 +127,7 @@ class Nursery:
         self._reason = ""
         self._zygote: _Zygote | None = None
         self._runtime: ZygoteReady | None = None
-        self._restarts = Restarts()
+        self._restarts = Restarts(first_cool_down_s=cool_down_ns / NS_PER_S)
         self._retry_at_ns = 0
         self._settled = asyncio.Event()
         """Set unless a zygote is about to be restarted."""
@@ -167,7 +167,7 @@ class Nursery:
         written before may have reached an orphan.
 
         Raises:
-            RuntimeUnusable: ONNX Runtime cannot be imported here.
+            RuntimeUnusable: ONNX Runtime cannot be imported here; when it is tried again.
             SessionError: `fork_failed`: no memory, process ids or file descriptors, or no zygote until `deadline_ns`.
                 And whatever `write` raises: nobody was asked then.
         """
@@ -207,6 +207,10 @@ class Nursery:
             finally:
                 answer.cancel()  # nobody waits for it any more; it stays known until the zygote has answered
 
+    def retry_now(self) -> None:
+        """Let the next fork try an unusable runtime again, however short ago it failed: somebody asks for it."""
+        self._retry_at_ns = 0
+
     async def close(self) -> None:
         """End the zygote and wait until it is reaped. Workers are their owners' to stop."""
         self._state = NurseryState.CLOSED
@@ -227,7 +231,7 @@ class Nursery:
         while True:
             if self._state is NurseryState.UNUSABLE:
                 if self._clock.now_ns() < self._retry_at_ns:
-                    raise RuntimeUnusable(self._reason)
+                    raise RuntimeUnusable(self._reason, retry_ns=self._retry_at_ns)
                 self._spawn()
             if self._state is NurseryState.CLOSED:
                 raise SessionError("fork_failed", "the nursery is closed")
@@ -270,10 +274,8 @@ class Nursery:
             _log.warning("zygote not started reason=%r retry_in_s=%.1f", self._reason, pause_s)
             self._later(pause_s, self._spawn)
         else:
-            self._state = NurseryState.UNUSABLE
-            self._retry_at_ns = self._clock.now_ns() + self._cool_down_ns
+            self._give_up_runtime()
             self._settled.set()
-            _log.error("runtime unusable reason=%r", self._reason)
 
     def _start_process(self) -> tuple[Child, socket.socket]:
         """Start the process, or take the one that was started before us; returned with our end of its channel.
@@ -389,10 +391,15 @@ class Nursery:
             self._restart(zygote, status)
         else:
             self._reason = zygote.complaint or f"the process that imports onnxruntime was {status}"
-            self._state = NurseryState.UNUSABLE
-            self._retry_at_ns = self._clock.now_ns() + self._cool_down_ns
-            _log.error("runtime unusable reason=%r", self._reason)
+            self._give_up_runtime()
         self._fail_waiters(zygote, f"zygote {status}")
+
+    def _give_up_runtime(self) -> None:
+        """Leave the runtime alone for a while."""
+        pause_s = self._restarts.cool_down()
+        self._state = NurseryState.UNUSABLE
+        self._retry_at_ns = self._clock.now_ns() + round(pause_s * NS_PER_S)
+        _log.error("runtime unusable reason=%r retry_after_s=%g", self._reason, pause_s)
 
     def _know(self, child: Child) -> Child:
         """Remember whose exit status is somebody's to read."""

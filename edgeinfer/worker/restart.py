@@ -16,14 +16,21 @@ _STEADY_NS: Final = 10 * NS_PER_S
 _LONGEST_PAUSE_S: Final = 30.0
 _MAX_EARLY_DEATHS: Final = 3
 """So many zygotes killed during the import, and the import itself is to blame."""
+FIRST_COOL_DOWN_S: Final = 1.0
+LONGEST_COOL_DOWN_S: Final = 60.0
+"""From an import that is to blame to the next one; it doubles while they fail."""
 
 
 class Restarts:
-    """The pauses between one service's zygotes: none after a healthy one, else growing up to half a minute."""
+    """The pauses between one service's zygotes: none after a healthy one, else growing up to half a minute.
 
-    def __init__(self) -> None:
+    A runtime that cannot be imported is left alone for longer, up to a minute.
+    """
+
+    def __init__(self, *, first_cool_down_s: float = FIRST_COOL_DOWN_S) -> None:
         self.count = 0
         """Zygotes that were started because another one had ended."""
+        self._first_cool_down_s = self._cool_down_s = first_cool_down_s
         self._pause_s = 0.0
         self._early_deaths = 0
 
@@ -45,10 +52,15 @@ class Restarts:
         """Return how many seconds to wait when the system did not let one start."""
         return self._grown()
 
+    def cool_down(self) -> float:
+        """Return how many seconds to leave the runtime alone after an import that is to blame."""
+        pause_s, self._cool_down_s = self._cool_down_s, min(LONGEST_COOL_DOWN_S, 2 * self._cool_down_s)
+        return pause_s
+
     def _grown(self) -> float:
         self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2 + 0.1)
         return self._pause_s
 
     def _reset(self) -> float:
-        self._pause_s = 0.0
+        self._pause_s, self._cool_down_s = 0.0, self._first_cool_down_s
         return 0.0

@@ -119,6 +119,6 @@ def test_a_hot_set_beyond_the_control_groups_limit_is_refused_and_loaded_once_it
                 client.infer("chain", {"x": np.ones((1, SIZE), np.float32)}, deadline_ms=5000)
         wait_until(lambda: memory(program)["ceiling_bytes"] > 340 * MIB, "the cache is no usage")
         (group / "memory.limit_in_bytes").write_text(str(130 * MIB))
-        wait_until(lambda: program.model_state("chain") == "refused", "it gives way when the budget falls", 20)
+        wait_until(lambda: program.model_state("chain") == "unloaded", "it gives way when the budget falls", 20)
         with contextlib.suppress(IndexError):
             assert "evicted" in program.models()["chain"]["detail"]

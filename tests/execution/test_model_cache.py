@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from edgeinfer.clock import NS_PER_S
 from edgeinfer.errors import ArtifactError, BudgetExceeded, SessionError
 from edgeinfer.execution.resident import ResidentModel
 from edgeinfer.execution.wanted import RETRY_NS
@@ -95,6 +97,7 @@ async def test_who_gives_way(place_of: OpenPlace) -> None:
         assert await place.ask("old") == await place.ask("used") == 1.0
         await place.load("new")
         assert place.loaded() == {"pinned", "high", "used", "new"}, "the longest unused of the lowest priority"
+        assert place.status("old").state == "unloaded", "nobody has refused it"
         gone = place.cache.find("old")
         assert isinstance(gone, Refusal)
         assert (gone.reason, gone.detail) == (Reason.MEMORY, "old was evicted to make room for new/fp32")
@@ -155,6 +158,7 @@ async def test_a_lowered_ceiling_is_obeyed_when_it_lasts_and_what_went_comes_bac
         place.clock.ahead_ns += RETRY_NS
         await place.until(lambda: place.status("low").detail.startswith("low/fp32 needs"))
         assert place.loaded() == {"high"}, "coming back costs nobody else"
+        assert place.status("low").state == "unloaded"
         place.ledger.set_ceiling(2 * cost)
         place.clock.ahead_ns += RETRY_NS
         await place.until(lambda: place.loaded() == {"low", "high"})
@@ -522,7 +526,35 @@ async def test_a_runtime_that_cannot_be_imported_is_a_reason_and_not_the_end(tmp
         assert isinstance(answer, Refusal)
         assert answer.reason is Reason.RUNTIME_UNUSABLE
         assert "SIGILL" in answer.detail
+        assert re.search(r"; tried again in [0-2] s, or now by the load command$", answer.detail), answer.detail
         assert place.cache.installed("echo") is not None, "next door it may run"
+    await nursery.close()
+
+
+async def test_a_runtime_that_was_mended_is_found_by_the_load_command_at_once_and_else_within_its_pause(
+    tmp_path: Path,
+) -> None:
+    package = tmp_path / "python" / "onnxruntime"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('half installed')\n")
+    nursery = Nursery(environment={"PYTHONPATH": str(package.parent)}, cool_down_ns=20 * NS_PER_S)
+    await nursery.start()
+    async with open_place(tmp_path, nursery) as place:
+        for name in ("commanded", "waiting"):
+            place.install(name)
+        commanded, waiting = place.want("commanded"), place.want("waiting")
+        for section in (commanded, waiting):
+            with pytest.raises(SessionError, match="half installed"):
+                await place.cache.load(section, lift=False)
+        assert place.status("waiting").state == "refused"
+        (package / "__init__.py").unlink()
+        package.rmdir()
+        with pytest.raises(SessionError, match="half installed"):
+            await place.cache.load(commanded, lift=False)
+        await place.cache.load(commanded)
+        assert place.loaded() == {"commanded"}
+        place.clock.ahead_ns += 21 * NS_PER_S
+        await place.until(lambda: place.loaded() == {"commanded", "waiting"})
     await nursery.close()
 
 

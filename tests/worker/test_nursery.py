@@ -81,6 +81,30 @@ async def test_runtime_that_was_repaired_is_found_after_the_cool_down(tmp_path: 
     await nursery.close()
 
 
+async def test_an_unusable_runtime_says_when_it_is_tried_again_and_is_tried_at_once_when_asked_to(
+    tmp_path: Path,
+) -> None:
+    environment = fake_runtime(tmp_path, "raise ImportError('half installed')")
+    nursery = Nursery(environment=environment, cool_down_ns=30 * NS_PER_S)
+    await nursery.start()
+    with pytest.raises(RuntimeUnusable) as caught:
+        await nursery.fork(deadline_ns=in_ms(5000))
+    assert caught.value.retry_ns is not None
+    assert 20 * NS_PER_S < caught.value.retry_ns - time.monotonic_ns() <= 30 * NS_PER_S
+    nursery.retry_now()
+    with pytest.raises(RuntimeUnusable) as again:
+        await nursery.fork(deadline_ns=in_ms(10_000))
+    assert again.value.retry_ns is not None
+    assert again.value.retry_ns - time.monotonic_ns() > 50 * NS_PER_S, "twice as long, for it has failed again"
+    (tmp_path / "onnxruntime" / "__init__.py").unlink()
+    (tmp_path / "onnxruntime").rmdir()
+    nursery.retry_now()
+    newborn = await nursery.fork(deadline_ns=in_ms(10_000))
+    newborn.sock.close()
+    assert await newborn.child.killed()
+    await nursery.close()
+
+
 async def test_closed_nursery_refuses_to_fork() -> None:
     nursery = Nursery()
     with pytest.raises(SessionError, match="closed"):

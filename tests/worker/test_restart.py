@@ -46,3 +46,12 @@ def test_being_killed_three_times_in_a_row_is_the_imports_fault() -> None:
     assert [restarts.blames_import(killed, "") for _ in range(3)] == [False, False, True]
     restarts.ready()
     assert not restarts.blames_import(killed, "")
+
+
+def test_a_bad_import_is_left_alone_for_a_second_then_for_longer_up_to_a_minute() -> None:
+    restarts = Restarts()
+    assert [restarts.cool_down() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    restarts.ready()
+    assert restarts.cool_down() == 60, "it can be imported, and has proved nothing yet"
+    restarts.after(11 * NS_PER_S)
+    assert restarts.cool_down() == 1, "it was well in between"
