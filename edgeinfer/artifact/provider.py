@@ -49,7 +49,7 @@ PROVIDERS: Final = {
         Provider(CPU_PROVIDER, "it is part of every onnxruntime"),
         Provider(
             "OpenVINOExecutionProvider",
-            "install it with: pip install 'edgeinfer[openvino]'",
+            "install edgeinfer with its extra `openvino` (docs/accelerators.md)",
             plugin="onnxruntime_ep_openvino",
             devices=("CPU", "GPU", "NPU"),
             options={"precision": "f32|f16|bf16"},

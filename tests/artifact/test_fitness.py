@@ -16,7 +16,7 @@ FAST = replace(PLAIN, providers=["OpenVINOExecutionProvider", "CPUExecutionProvi
         (PLAIN, set(), ["CPUExecutionProvider"], ""),
         (replace(PLAIN, instruction_sets=["avx2", "fma"]), {"avx2", "fma", "sse"}, ["CPUExecutionProvider"], ""),
         (replace(PLAIN, instruction_sets=["avx2", "fma"]), {"fma"}, ["CPUExecutionProvider"], "lacks (avx2); rebuild"),
-        (FAST, set(), ["CPUExecutionProvider"], "pip install 'edgeinfer[openvino]'"),
+        (FAST, set(), ["CPUExecutionProvider"], "its extra `openvino`"),
         (FAST, set(), ["CPUExecutionProvider", "OpenVINOExecutionProvider"], ""),
         (FAST, set(), [], ""),  # no zygote was ready yet: nobody knows
     ],

@@ -63,9 +63,8 @@ def test_no_option_of_any_provider_takes_a_path() -> None:
 def test_what_is_missing_is_named_with_its_remedy() -> None:
     assert missing_providers([CPU], [CPU]) == []
     (reason,) = missing_providers([OPENVINO, CPU], [CPU])
-    assert (
-        reason == "OpenVINOExecutionProvider is not installed here; install it with: pip install 'edgeinfer[openvino]'"
-    )
+    remedy = "install edgeinfer with its extra `openvino` (docs/accelerators.md)"
+    assert reason == f"OpenVINOExecutionProvider is not installed here; {remedy}"
 
 
 def changed(folder: Path, **fields: Any) -> bytes:

@@ -119,4 +119,5 @@ def test_without_the_extra_the_remedy_is_told(
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert main(["build", str(conv_recipe()), "--board", "generic-x86", "-o", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert error == "edgeinfer-tools: build needs the extra: pip install 'edgeinfer[tools]' (onnx is not installed)\n"
+    remedy = "install edgeinfer with its extra `tools` (docs/toolchain.md)"
+    assert error == f"edgeinfer-tools: build needs onnx: {remedy}\n"

@@ -61,8 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
-        extra = f"pip install 'edgeinfer[{EXTRAS[module]}]'"
-        text = f"{arguments.command} needs the extra: {extra} ({module} is not installed)"
+        extra = f"`{EXTRAS[module]}` (docs/toolchain.md)"
+        text = f"{arguments.command} needs {module}: install edgeinfer with its extra {extra}"
         if arguments.json:
             print(json.dumps({"error": "ExtraMissing", "message": text}))
         print(f"edgeinfer-tools: {text}", file=sys.stderr)
