@@ -32,6 +32,8 @@ from edgeinfer_tools.targets import target_of
 
 LEAST_DROP = 1e-6
 """A gate that the float model itself only just passes leaves this much."""
+HEAVY = ("Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM")
+"""With one of these the network begins; what stands before it is preprocessing."""
 REPEATED_SAMPLES = "repeated"
 """First word of the methods that take a number of samples."""
 
@@ -131,7 +133,11 @@ def calibrate(source: Data, float_model: Path, out: Path, *, samples: int) -> No
 
 
 def ort_static(source: Data, float_model: Path, out: Path) -> None:
-    """ONNX Runtime's static quantization with its defaults, preprocessed as its documentation asks."""
+    """ONNX Runtime's static quantization with its defaults, preprocessed as its documentation asks.
+
+    But for what stands before the network: the defaults quantize the arithmetic of picture sizes too, which breaks it.
+    """
+    import onnx
     from onnxruntime.quantization import CalibrationDataReader, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -146,8 +152,17 @@ def ort_static(source: Data, float_model: Path, out: Path) -> None:
         quant_pre_process(str(float_model), str(prepared))
     except Exception:  # noqa: BLE001 - its symbolic shapes fail on some graphs, in several ways
         quant_pre_process(str(float_model), str(prepared), skip_symbolic_shape=True)
-    quantize_static(str(prepared), str(out), Reader())
+    quantize_static(str(prepared), str(out), Reader(), nodes_to_exclude=_before_network(onnx.load(str(prepared))))
     prepared.unlink()
+
+
+def _before_network(model: Any) -> list[str]:
+    """Return the names of the nodes to which no heavy operator leads, but for tables of embeddings."""
+    behind: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type in HEAVY or behind & set(node.input):
+            behind.update(node.output)
+    return [node.name for node in model.graph.node if node.op_type != "Gather" and not behind & set(node.output)]
 
 
 def ort_dynamic(_source: Data, float_model: Path, out: Path) -> None:
