@@ -7,7 +7,10 @@ import platform
 import socket
 from pathlib import Path
 
+from edgeinfer.plain_file import read_plain
+
 _MACHINE_ID_FILES = ("etc/machine-id", "var/lib/dbus/machine-id")
+_MAX_BYTES = 4096
 
 
 def default_id(root: Path = Path("/")) -> str:
@@ -24,7 +27,7 @@ def default_id(root: Path = Path("/")) -> str:
 def _machine_id(root: Path) -> bytes:
     for name in ("proc/device-tree/serial-number", *_MACHINE_ID_FILES):
         try:
-            raw = (root / name).read_bytes().strip(b"\0\n ")
+            raw = read_plain(root / name, _MAX_BYTES).strip(b"\0\n ")
         except OSError:
             continue
         if raw:

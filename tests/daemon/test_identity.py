@@ -44,3 +44,10 @@ def test_an_empty_file_is_no_identity(tmp_path: Path) -> None:
 def test_it_tells_nobody_the_machine_id(tmp_path: Path) -> None:
     secret = b"0123456789abcdef0123456789abcdef"
     assert secret[:8].decode() not in default_id(root(tmp_path, machine=secret))
+
+
+def test_an_id_file_that_never_ends_is_passed_over(tmp_path: Path) -> None:
+    folder = root(tmp_path / "a", dbus=b"id\n")
+    (folder / "etc").mkdir()
+    (folder / "etc/machine-id").symlink_to("/dev/zero")
+    assert default_id(folder) == default_id(root(tmp_path / "b", machine=b"id\n"))
