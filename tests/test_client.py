@@ -7,6 +7,7 @@ import asyncio
 import errno
 import json
 import math
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 
 from edgeinfer import oip
 from edgeinfer.client import AsyncClient, Client, DeadlineExpired, Media, Rejected, SharedTensor, Tensor
+from edgeinfer.client.options import OPTIONS
 from edgeinfer.client.values import make_request
 from edgeinfer.errors import LinkError, ProtocolError, SessionError
 from edgeinfer.gateway.bounds import Bounds
@@ -203,9 +205,60 @@ def test_a_large_tensor_comes_through_whole(client: Client) -> None:
 
 
 def test_a_body_that_is_refused_before_it_was_sent_is_explained(client: Client) -> None:
-    with pytest.raises(ProtocolError, match="which no valid request has"):
+    with pytest.raises(Rejected, match=r"rejected \(input_invalid\): .* which no valid request has"):
         client.infer("support-intent", {"text": Tensor("BYTES", [1], oip.bytes_element(bytes(32 << 20)))})
     assert client.infer("double", [[1, 2]])["n"].elements() == [2]
+
+
+def test_an_input_that_is_too_large_is_refused_by_name_shape_and_bound(client: Client, submit: ScriptedSubmit) -> None:
+    with pytest.raises(
+        Rejected, match=r"'image' takes UINT8 \[1, -1, -1, 3\] up to \[1, 64, 64, 3\].*UINT8 \[1, 2000, 2000, 3\] came"
+    ):
+        client.infer("camera", np.zeros((1, 2000, 2000, 3), np.uint8))
+    with pytest.raises(Rejected, match=r"'x' takes FP32 .* up to \[1048576, 2\]; FP32 \[3000000, 2\] came"):
+        client.infer("double", {"x": np.zeros((3_000_000, 2), np.float32)})
+    assert not submit.tickets
+    assert client.infer("double", [[1, 2]])["n"].elements() == [2]
+
+
+@pytest.mark.parametrize("ask", ["infer", "infer_text", "infer_media", "infer_file"])
+def test_an_option_that_there_is_not_is_named(client: Client, submit: ScriptedSubmit, tmp_path: Path, ask: str) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    given = {
+        "infer": ("hello",), "infer_text": ("hello",), "infer_media": (b"hello", "text/plain"), "infer_file": (tmp_path / "a.txt",),
+    }[ask]  # fmt: skip
+    call = getattr(client, ask)
+    with pytest.raises(
+        TypeError, match=r"'deadlin_ms' \(did you mean 'deadline_ms'\?\), 'foo'; there are deadline_ms, .*mapping"
+    ):
+        call("support-intent", *given, deadlin_ms=3, foo="bar")
+    assert not submit.tickets
+    assert call("support-intent", *given, deadline_ms=3000, version="1.0.0", outputs=["probability"]).label == "other"
+
+
+async def test_an_option_that_there_is_not_is_named_in_asyncio_too() -> None:
+    with pytest.raises(TypeError, match="'deadlin_ms'"):
+        await AsyncClient("none").infer("m", [1], deadlin_ms=3)
+    with pytest.raises(TypeError, match="'deadlin_ms'"):
+        await AsyncClient("none").infer_text("m", "x", deadlin_ms=3)
+    with pytest.raises(TypeError, match="takes a str, not int"):
+        await AsyncClient("none").infer_text("m", 42)  # type: ignore[arg-type]
+
+
+def test_the_documented_options_are_the_real_ones() -> None:
+    document = (Path(__file__).parents[1] / "docs/client.md").read_text(encoding="utf-8")
+    table = document.partition("**Options**")[2].partition("**The answer**")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall("`([a-z_]+)`", " ".join(first))) == set(OPTIONS)
+
+
+def test_what_is_no_text_and_what_is_no_input_is_told(client: Client) -> None:
+    with pytest.raises(TypeError, match="infer_text takes a str, not int"):
+        client.infer_text("support-intent", 42)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="input 'image': encoded media are bytes, not int"):
+        client.infer_media("camera", 42, "image/jpeg")  # type: ignore[arg-type]
+    with pytest.raises(Rejected, match=r"no input was given; double takes x FP32 \[-1, 2\]"):
+        client.infer("double", {})
 
 
 EXITS = {"input_invalid": 65, "model_unavailable": 69, "quarantined": 70, "runtime_unusable": 70}

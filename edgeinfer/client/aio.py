@@ -18,8 +18,19 @@ from typing import Any, Final, Self
 
 from edgeinfer.client.answer import Inference, read_answer, read_document
 from edgeinfer.client.memory import Registered, SharedTensor, in_place, shared_in
+from edgeinfer.client.options import check_options
 from edgeinfer.client.route import answer_within_s, find_socket, model_path, no_daemon
-from edgeinfer.client.values import TEXT_TYPE, Media, Specs, Value, make_request, media_of_file, needs_specs, only_input
+from edgeinfer.client.values import (
+    TEXT_TYPE,
+    Media,
+    Specs,
+    Value,
+    as_text,
+    make_request,
+    media_of_file,
+    needs_specs,
+    only_input,
+)
 from edgeinfer.client.wire import (
     BUFFER_BYTES,
     HEADER_LENGTH,
@@ -72,6 +83,7 @@ class AsyncClient:
         **parameters: Any,
     ) -> Inference:
         """Run a model once and return its answer; arguments and exceptions as `Client.infer`."""
+        check_options(parameters)
         if deadline_ms is not None:
             parameters["deadline_ms"] = deadline_ms
         specs = await self._specs(model, version) if needs_specs(inputs) else ()
@@ -91,12 +103,13 @@ class AsyncClient:
         **options: Any,
     ) -> Inference:
         """Run a model on an encoded image, recording or text; as `Client.infer_media`."""
+        check_options(options)
         name = input or only_input(model, await self._specs(model, options.get("version")))
         return await self.infer(model, {name: Media(data, content_type)}, **options)
 
     async def infer_text(self, model: str, text: str, **options: Any) -> Inference:
         """Run a model on a text; as `Client.infer_text`."""
-        return await self.infer_media(model, text.encode(), TEXT_TYPE, **options)
+        return await self.infer_media(model, as_text(text), TEXT_TYPE, **options)
 
     async def infer_file(self, model: str, path: Path | str, **options: Any) -> Inference:
         """Run a model on a file, read beside the event loop; as `Client.infer_file`."""

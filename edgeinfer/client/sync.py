@@ -12,8 +12,19 @@ from typing import Any, Final, Self
 
 from edgeinfer.client.answer import Inference, read_answer, read_document
 from edgeinfer.client.memory import Registered, SharedTensor, in_place, shared_in
+from edgeinfer.client.options import check_options
 from edgeinfer.client.route import answer_within_s, find_socket, model_path, no_daemon
-from edgeinfer.client.values import TEXT_TYPE, Media, Specs, Value, make_request, media_of_file, needs_specs, only_input
+from edgeinfer.client.values import (
+    TEXT_TYPE,
+    Media,
+    Specs,
+    Value,
+    as_text,
+    make_request,
+    media_of_file,
+    needs_specs,
+    only_input,
+)
 from edgeinfer.client.wire import (
     BUFFER_BYTES,
     HEADER_LENGTH,
@@ -79,7 +90,9 @@ class Client:
             SessionError: the model failed.
             LinkError: the daemon cannot be reached.
             ProtocolError: what listens there is not edgeinfer, or an input cannot be written as a tensor.
+            TypeError: there is no such option.
         """
+        check_options(parameters)
         if deadline_ms is not None:
             parameters["deadline_ms"] = deadline_ms
         specs = self._specs(model, version) if needs_specs(inputs) else ()
@@ -99,12 +112,13 @@ class Client:
         **options: Any,
     ) -> Inference:
         """Run a model on an encoded image, recording or text; `options` as for `infer`, which says what is raised."""
+        check_options(options)
         name = input or only_input(model, self._specs(model, options.get("version")))
         return self.infer(model, {name: Media(data, content_type)}, **options)
 
     def infer_text(self, model: str, text: str, **options: Any) -> Inference:
         """Run a model on a text; as `infer_media`."""
-        return self.infer_media(model, text.encode(), TEXT_TYPE, **options)
+        return self.infer_media(model, as_text(text), TEXT_TYPE, **options)
 
     def infer_file(self, model: str, path: Path | str, **options: Any) -> Inference:
         """Run a model on a file whose name tells its content type (.jpg, .png, .wav, .txt); as `infer_media`.

@@ -84,9 +84,20 @@ def media_of_file(path: Path) -> Media:
     return Media(read_plain(path, MAX_MEDIUM_BYTES), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
 
 
+def as_text(text: str) -> bytes:
+    """Return a text as it is sent.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"infer_text takes a str, not {type(text).__name__}; infer takes numbers, infer_media bytes")
+    return text.encode()
+
+
 def needs_specs(inputs: Mapping[str, Value] | Value) -> bool:
     """Return whether the model's declared inputs have to be known to make tensors of these values."""
-    if not isinstance(inputs, Mapping):
+    if not isinstance(inputs, Mapping) or not inputs:
         return True
     return any(isinstance(value, str) or _is_plain(value) or _is_default(value) for value in inputs.values())
 
@@ -102,11 +113,14 @@ def make_request(
     """Return the body of an inference request; `specs` may be empty when `needs_specs` says so.
 
     Raises:
-        Rejected: an input that the model does not have.
+        Rejected: an input that the model does not have, or none at all.
         Unwritable: a value that cannot be written as a tensor.
     """
     if not isinstance(inputs, Mapping):
         inputs = {only_input(model, specs): inputs}
+    if not inputs:
+        takes = ", ".join(f"{spec['name']} {spec['datatype']} {list(spec['shape'])}" for spec in specs)
+        raise Rejected("input_invalid", f"no input was given; {model} takes {takes}")
     tensors, content_types = [], {}
     for name, given in inputs.items():
         value = given
@@ -165,6 +179,8 @@ def _encode(model: str, specs: Specs, name: str, value: Value) -> tuple[str, lis
     if isinstance(value, Tensor | SharedTensor):
         return value.datatype, list(value.shape), value.raw
     if isinstance(value, Media):
+        if not isinstance(value.data, bytes | bytearray | memoryview):
+            raise Unwritable(f"input {name!r}: encoded media are bytes, not {type(value.data).__name__}")
         return "BYTES", [1], oip.bytes_element(value.data)
     if isinstance(value, str):
         return "BYTES", [1], oip.bytes_element(value.encode())
