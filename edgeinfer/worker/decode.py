@@ -28,6 +28,7 @@ _AUDIO_TYPES: Final = {"audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave
 _TEXT_TYPES: Final = {"text/plain"}
 _IMAGE_MODES: Final = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 """8 bits a channel; deeper ones would be clipped in silence."""
+_SHOWN_BYTES: Final = 12
 _PILLOW_ERRORS: Final = (
     OSError, ValueError, SyntaxError, LookupError, TypeError, ArithmeticError, EOFError, struct.error, zlib.error
 )  # fmt: skip
@@ -55,7 +56,7 @@ def decode(spec: TensorSpec, content_type: str, data: memoryview) -> NDArray[Any
 
 
 def _image(spec: TensorSpec, rule: Decode, form: str, data: memoryview) -> NDArray[Any]:
-    from PIL import Image  # noqa: PLC0415 - 10 MB that only image models pay
+    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - 10 MB that only image models pay
 
     Image.MAX_IMAGE_PIXELS = None  # the manifest's bound holds, and is checked before anything is decoded
     try:
@@ -72,6 +73,13 @@ def _image(spec: TensorSpec, rule: Decode, form: str, data: memoryview) -> NDArr
                     INPUT_INVALID, f"input {spec.name!r}: a {form} of mode {image.mode} has not 8 bits a channel"
                 )
             return np.asarray(image.convert("RGB"), dtype=np.uint8)[np.newaxis]
+    except UnidentifiedImageError as error:  # its text names our buffer
+        begins = bytes(data[:_SHOWN_BYTES])
+        raise Fault(
+            INPUT_INVALID,
+            f"input {spec.name!r} cannot be read: not a JPEG or PNG as its content type says ({form}); "
+            f"{len(data)} bytes came, the first are {begins!r}",
+        ) from error
     except _PILLOW_ERRORS as error:
         raise Fault(INPUT_INVALID, f"input {spec.name!r} is not a readable {form}: {_first_line(error)}") from error
 
