@@ -22,6 +22,7 @@ import pytest
 from edgeinfer import cli, errors
 from edgeinfer.cli import asking
 from edgeinfer.cli.checking import guess_kind
+from edgeinfer.client.answer import Inference, Output
 from edgeinfer.request import Ending, Expired, Failure, Reason, Refusal
 from edgeinfer.store.durable import StorageError
 from edgeinfer.store.store import BundleStore, Installed
@@ -149,6 +150,17 @@ def test_inputs_that_are_none(
     assert said in err
     assert "Traceback" not in err
     assert run("infer", "m", "text", "--inputs", "{}", capsys=capsys)[0] == 2
+
+
+def test_a_score_is_printed_under_the_outputs_own_name() -> None:
+    def answered(*names: str) -> str:
+        outputs = tuple(Output(name, "FP32", (1,), memoryview(bytes(4))) for name in names)
+        answer = Inference("m", "1", outputs, "moving", 10.0, "local", "dev-1", "fp32", "", 1.0, late=False)
+        return asking._describe(answer).partition("\n")[0]
+
+    assert answered("logits") == "moving logits=10.0000"
+    assert answered("probability") == "moving probability=10.0000"
+    assert answered("logits", "boxes") == "moving score=10.0000", "it may come of either"
 
 
 ENDINGS: list[tuple[Ending, int, dict[str, str]]] = [

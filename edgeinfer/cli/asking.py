@@ -120,7 +120,8 @@ def _ending(ending: Rejected | DeadlineExpired | SessionError) -> dict[str, str]
 def _describe(answer: Inference) -> str:
     lines = []
     if answer.label is not None:
-        lines.append(f"{answer.label} probability={answer.score:.4f}")
+        name = answer.outputs[0].name if len(answer.outputs) == 1 else "score"
+        lines.append(answer.label if answer.score is None else f"{answer.label} {name}={answer.score:.4f}")
     else:
         for output in answer.outputs:
             values = output.elements()
