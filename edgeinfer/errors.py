@@ -75,8 +75,12 @@ class BudgetExceeded(EdgeInferError):
         ceiling_bytes: int,
         held_bytes: Mapping[str, int] | None = None,
         why_lowered: str = "",
+        unloadable_bytes: int | None = None,
     ) -> None:
-        """`held_bytes` says who has what of the budget, where that is known; `why_lowered`, why it is so small."""
+        """`held_bytes` says who has what of the budget, where that is known; `why_lowered`, why it is so small.
+
+        `unloadable_bytes` is what unloading every model would give back: the message names the remedy that helps.
+        """
         self.what = what
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
@@ -87,10 +91,22 @@ class BudgetExceeded(EdgeInferError):
         if rest := largest[_MOST_NAMED:]:
             named.append(f"{len(rest)} others {mib(sum(size for _, size in rest))}")
         held = f" ({', '.join(named)})" if named else ""
+        overdrawn_bytes = max(0, sum(self.held_bytes.values()) - ceiling_bytes)
         super().__init__(
             f"{what} needs {mib(needed_bytes)}, {mib(free_bytes)} free of {mib(ceiling_bytes)}{held}; "
-            + (f"{why_lowered}; unload a model" if why_lowered else "unload a model or raise memory.ceiling")
+            + _remedy(needed_bytes - free_bytes + overdrawn_bytes, why_lowered, unloadable_bytes)
         )
+
+
+def _remedy(missing_bytes: int, why_lowered: str, unloadable_bytes: int | None) -> str:
+    """Return what brings so many bytes back, and why they are not there where the ceiling is not the reason."""
+    unloading_helps = unloadable_bytes is None or missing_bytes <= unloadable_bytes
+    if why_lowered:
+        return f"{why_lowered}; " + ("unload a model" if unloading_helps else "unloading models is not enough")
+    if unloading_helps:
+        return "unload a model or raise memory.ceiling"
+    others = " (unloading the other models is not enough)" if unloadable_bytes else ""
+    return f"raise memory.ceiling by {mib(missing_bytes)}, or use a smaller variant{others}"
 
 
 class SessionError(EdgeInferError):

@@ -125,12 +125,7 @@ class ModelHost:
         runtime = await self.nursery.start()
         if runtime.reason:
             _log.error("runtime unusable, nothing runs here reason=%r", runtime.reason)
-        ceiling_bytes = self.memory.step()
-        if self.memory.own_bytes >= ceiling_bytes:
-            _log.error(
-                "no memory for models: edgeinfer itself takes %s of %s; raise memory.ceiling or lower memory.reserve",
-                mib(self.memory.own_bytes), mib(ceiling_bytes),
-            )  # fmt: skip
+        self.memory.step()
 
     def memory_ceiling(self) -> int:
         """Bring the ledger up to date with what is in use, and return its ceiling in bytes. Call it once a second."""
@@ -145,7 +140,7 @@ class ModelHost:
         Raises:
             BudgetExceeded: it does not fit. Nothing was reserved.
         """
-        reservation = self.ledger.reserve(owner, size_bytes)
+        reservation = self.ledger.reserve(owner, size_bytes, standing=True)
         self.memory.charged_elsewhere(reservation, in_use)
         return reservation
 
@@ -155,6 +150,7 @@ class ModelHost:
         Nobody gives way here to one that is not more important. Compiled forms that an update of ONNX Runtime or
         another CPU has made stale are made anew before: now the memory is free, and nobody's deadline suffers.
         """
+        self._tell_hopeless()
         await self._rebuild_stale_forms()
         for section in sorted(self._sections, key=lambda section: -section.priority):
             if not section.preload:
@@ -163,6 +159,22 @@ class ModelHost:
                 await self.cache.load(section, spare_equals=True, lift=False)
             except EdgeInferError as error:
                 _log.error("not loaded model=%s error=%s", section.name, error)
+
+    def _tell_hopeless(self) -> None:
+        """Say when not one model can ever fit, and how much it takes at least: everything else will look well."""
+        ledger = self.ledger.snapshot()
+        standing = [f"{owner} takes {mib(size)}" for owner, size in ledger.by_owner.items()]
+        least_bytes = max(self.ledger.standing_bytes, self.memory.own_bytes)
+        if costs := {section.name: cost for section in self._sections if (cost := self.cache.least_bytes(section))}:
+            cheapest = min(costs, key=costs.__getitem__)
+            standing.append(f"the smallest model ({cheapest}) {mib(costs[cheapest])}")
+            least_bytes += costs[cheapest]
+        if least_bytes > ledger.ceiling_bytes or (not costs and least_bytes == ledger.ceiling_bytes):
+            why = ledger.why_lowered or "raise memory.ceiling"
+            _log.error(
+                "no memory for models: at least %s is needed of %s (%s); %s",
+                mib(least_bytes), mib(ledger.ceiling_bytes), ", ".join(standing), why,
+            )  # fmt: skip
 
     async def _rebuild_stale_forms(self) -> None:
         runtime = self.nursery.snapshot().onnxruntime

@@ -79,6 +79,23 @@ class MemoryBudget:
             reserve=self._reserve_bytes,
         )
 
+    def why_lowered(self) -> str:
+        """Return why that is less than was configured: what binds us, with its numbers; empty when nothing does."""
+        reading = self.reading()
+        own_bytes, kept_bytes = reading.own.held_bytes, self._reserve_bytes
+        bounds: list[tuple[int, str]] = [(self._ceiling_bytes, "")]
+        if reading.available_bytes is not None:
+            text = f"the machine has {mib(reading.available_bytes)} left"
+            bounds.append((reading.available_bytes + own_bytes - kept_bytes, text))
+            for limit in reading.limits:
+                if limit.limit_bytes is not None:
+                    usage_bytes = limit.usage_bytes or 0
+                    text = f"the control group {limit.group} has {mib(usage_bytes)} of {mib(limit.limit_bytes)} in use"
+                    bounds.append((limit.limit_bytes - usage_bytes + own_bytes - kept_bytes, text))
+        _, text = min(bounds, key=lambda bound: bound[0])
+        ours = f"{mib(own_bytes)} is in use by edgeinfer and its models, {mib(kept_bytes)} stays free (memory.reserve)"
+        return f"{text}; {ours}" if text else ""
+
 
 class MemoryWatch:
     """Looks once a second at what is in use, and makes the ledger say so. Loop thread only."""
@@ -105,7 +122,7 @@ class MemoryWatch:
         self._outgrown = outgrown
         self._clock = clock
         self._seen: MemoryReading | None = None
-        self._ours = ledger.reserve(OURSELVES, 0)
+        self._ours = ledger.reserve(OURSELVES, 0, standing=True)
         self._beyond = ledger.reserve(OUTGROWN, 0)
         self._spare_since_ns: int | None = None
         self._elsewhere: list[tuple[Reservation, Callable[[], int]]] = []
@@ -160,9 +177,11 @@ class MemoryWatch:
         )
         ceiling_bytes = now.ceiling(available_bytes)
         self._ledger.set_ceiling(ceiling_bytes)
-        lowered = ceiling_bytes < available_bytes
-        why = now.why or "it is over, and the budget recovers"
-        self._ledger.explain(f"memory pressure: {why}; {mib(available_bytes)} would be free to use" if lowered else "")
+        if ceiling_bytes < available_bytes:
+            why = now.why or "it is over, and the budget recovers"
+            self._ledger.explain(f"memory pressure: {why}; {mib(available_bytes)} would be free to use")
+        else:
+            self._ledger.explain(self._budget.why_lowered())
         if now.level is not was.level:
             _log.warning(
                 "memory pressure level=%s was=%s ceiling_bytes=%d available_bytes=%d why=%r",

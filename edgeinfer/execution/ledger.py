@@ -32,7 +32,7 @@ class LedgerSnapshot:
     refusals: int
     """Reservations (and growths) that did not fit."""
     why_lowered: str = ""
-    """Why the ceiling is below what the system has left: memory pressure, with the numbers."""
+    """Why the ceiling is below the configured one: what the system has left, or memory pressure, with the numbers."""
 
     @property
     def free_bytes(self) -> int:
@@ -111,6 +111,7 @@ class MemoryLedger:
         self._ceiling_bytes = ceiling_bytes
         self._why_lowered = ""
         self._live: set[Reservation] = set()
+        self._standing: set[Reservation] = set()
         self._by_owner: Counter[str] = Counter()
         self._shared: dict[str, tuple[Reservation, int]] = {}
         self._reserved_bytes = 0
@@ -132,8 +133,13 @@ class MemoryLedger:
         """What is reserved above a ceiling that was lowered since: what eviction should bring back."""
         return max(0, self._reserved_bytes - self._ceiling_bytes)
 
-    def reserve(self, owner: str, size_bytes: int) -> Reservation:
-        """Set aside `size_bytes` for `owner` until the reservation is released.
+    @property
+    def standing_bytes(self) -> int:
+        """What is reserved for what is there as long as the service is: unloading models does not bring it back."""
+        return sum(reservation.size_bytes for reservation in self._standing)
+
+    def reserve(self, owner: str, size_bytes: int, *, standing: bool = False) -> Reservation:
+        """Set aside `size_bytes` for `owner` until the reservation is released; `standing` when no model holds it.
 
         Raises:
             BudgetExceeded: it does not fit. Nothing was reserved.
@@ -141,6 +147,8 @@ class MemoryLedger:
         reservation = Reservation(self, owner, size_bytes)
         self._charge(owner, size_bytes)
         self._live.add(reservation)
+        if standing:
+            self._standing.add(reservation)
         return reservation
 
     def share(self, what: str, size_bytes: int) -> SharedReservation:
@@ -160,7 +168,7 @@ class MemoryLedger:
         self._ceiling_bytes = max(0, ceiling_bytes)
 
     def explain(self, why_lowered: str) -> None:
-        """Say why the ceiling is lower than the system has left, for refusals and reports; empty when it isn't."""
+        """Say why the ceiling is below the configured one, for refusals and reports; empty when it isn't."""
         self._why_lowered = why_lowered
 
     def snapshot(self) -> LedgerSnapshot:
@@ -186,6 +194,7 @@ class MemoryLedger:
         """Serve `Reservation.release`."""
         if reservation in self._live:
             self._live.remove(reservation)
+            self._standing.discard(reservation)
             self._give_back(reservation.owner, reservation.size_bytes)
 
     def let_go(self, what: str) -> None:
@@ -208,6 +217,7 @@ class MemoryLedger:
                 ceiling_bytes=self._ceiling_bytes,
                 held_bytes=self._by_owner,
                 why_lowered=self._why_lowered,
+                unloadable_bytes=self._reserved_bytes - self.standing_bytes,
             )
         self._reserved_bytes += size_bytes
         self._peak_bytes = max(self._peak_bytes, self._reserved_bytes)

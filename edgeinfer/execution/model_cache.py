@@ -169,6 +169,17 @@ class ModelCache:
         wanted = self._wanted.get(name)
         return None if wanted is None else wanted.installed
 
+    def least_bytes(self, section: ModelSection) -> int:
+        """Return what the smallest variant that may run for this model takes, 0 when none may: the bundle's figures."""
+        installed = self.installed(section.name)
+        if installed is None:
+            return 0
+        try:
+            candidates = self._loader.candidates(section, installed)
+        except ArtifactError:
+            return 0
+        return min(self._loader.cost_bytes(section, installed, variant) for variant in candidates)
+
     def section(self, name: str) -> ModelSection | None:
         """Return how a model is configured."""
         wanted = self._wanted.get(name)

@@ -97,6 +97,7 @@ async def test_a_budget_below_our_own_size_is_told_and_nothing_is_loaded(
     async with made.running():
         await made.start()
         await made.preload()
-        assert "edgeinfer itself takes" in caplog.text
-        assert "of 1.0 MiB; raise memory.ceiling" in caplog.text
+        assert "no memory for models: at least" in caplog.text
+        assert "is needed of 1.0 MiB (edgeinfer itself takes" in caplog.text
+        assert ", the smallest model (echo) 32 MiB); raise memory.ceiling" in caplog.text
         assert made.cache.residents() == []

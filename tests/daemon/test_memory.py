@@ -217,8 +217,28 @@ def test_pressure_lowers_the_ceiling_says_why_and_lets_it_recover(
     assert watched.step(5) < held
     machine.psi(some=0.0)
     assert watched.step(100) == full
-    assert watched.ledger.snapshot().why_lowered == ""
+    assert watched.ledger.snapshot().why_lowered.startswith("the machine has 1000 MiB left; 130 MiB is in use")
     watched.ledger.share("weights of a model", 10 * MIB)
+
+
+def test_a_ceiling_below_the_configured_one_says_what_binds_it_and_how_much_of_that_is_ours(machine: Machine) -> None:
+    (machine.proc / "self").mkdir()
+    (machine.proc / "self" / "cgroup").write_text("0::/box\n")
+    box = machine.sys / "fs" / "cgroup" / "box"
+    box.mkdir(parents=True)
+    (box / "memory.max").write_text(f"{600 * MIB}\n")
+    (box / "memory.current").write_text(f"{350 * MIB}\n")
+    watched = Watched(machine, ceiling=300)
+    assert watched.step() == (600 - 350 + 130 - 200) * MIB
+    why = watched.ledger.snapshot().why_lowered
+    assert f"the control group {box} has 350 MiB of 600 MiB in use; 130 MiB is in use by edgeinfer" in why
+    assert "200 MiB stays free (memory.reserve)" in why
+    with pytest.raises(BudgetExceeded, match="has 350 MiB of 600 MiB in use") as caught:
+        watched.ledger.reserve("model", 200 * MIB)
+    assert "raise memory.ceiling" not in str(caught.value), "that would not help"
+    (box / "memory.current").write_text(f"{100 * MIB}\n")
+    assert watched.step() == 300 * MIB
+    assert watched.ledger.snapshot().why_lowered == ""
 
 
 def test_nothing_is_done_twice_within_a_second(machine: Machine) -> None:

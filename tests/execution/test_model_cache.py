@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from edgeinfer.clock import NS_PER_S
-from edgeinfer.errors import ArtifactError, BudgetExceeded, SessionError
+from edgeinfer.errors import ArtifactError, BudgetExceeded, SessionError, mib
 from edgeinfer.execution.resident import ResidentModel
 from edgeinfer.execution.wanted import RETRY_NS
 from edgeinfer.request import Expired, Failure, Reason, Refusal
@@ -66,7 +66,7 @@ async def test_every_ceiling_from_zero_up_refuses_cleanly_until_it_fits(place_of
                 error = await refused(place.cache.load(section))
                 assert (error.needed_bytes, error.ceiling_bytes) == (small, ceiling)
                 assert "echo" in str(error)
-                assert "unload a model or raise memory.ceiling" in str(error)
+                assert str(error).endswith(f"raise memory.ceiling by {mib(small - ceiling)}, or use a smaller variant")
                 assert place.workers() == set(), "nothing may start before it is reserved"
                 assert place.ledger.snapshot().reserved_bytes == 0
                 assert place.ledger.snapshot().peak_reserved_bytes == 0
