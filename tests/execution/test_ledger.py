@@ -224,16 +224,16 @@ def test_a_refusal_names_the_remedy_that_helps() -> None:
     ledger.reserve("edgeinfer itself", 36 << 20, standing=True)
     buffers = ledger.reserve("gateway", 64 << 20, standing=True)
     ledger.reserve("small", 22 << 20)
-    with pytest.raises(BudgetExceeded, match="unload a model or raise memory.ceiling$"):
+    with pytest.raises(BudgetExceeded, match=r"unload a model or raise memory\.ceiling$"):
         ledger.reserve("large", 156 << 20)
     with pytest.raises(
         BudgetExceeded, match=r"raise memory.ceiling by 23 MiB, .* \(unloading the other models is not en"
     ):
         ledger.reserve("large", 157 << 20)
     ledger.explain("the machine has 10 MiB left")
-    with pytest.raises(BudgetExceeded, match="has 10 MiB left; unloading models is not enough$"):
+    with pytest.raises(BudgetExceeded, match=r"has 10 MiB left; unloading models is not enough$"):
         ledger.reserve("large", 157 << 20)
-    with pytest.raises(BudgetExceeded, match="has 10 MiB left; unload a model$"):
+    with pytest.raises(BudgetExceeded, match=r"has 10 MiB left; unload a model$"):
         ledger.reserve("large", 156 << 20)
     buffers.release()
     assert ledger.standing_bytes == 36 << 20
