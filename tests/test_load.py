@@ -71,6 +71,8 @@ def test_inputs_are_a_file_a_text_or_zeros(tmp_path: Path) -> None:
         {"name": "b", "datatype": "INT64", "shape": []},
     ]
     assert choose_inputs(two, "m") == {"a": Tensor("FP32", [2, 1], bytes(8)), "b": Tensor("INT64", [], bytes(8))}
+    with pytest.raises(Rejected, match=r"FP32 \[1000000, 1000000\] has .* at most 64 MiB are sent"):
+        choose_inputs([{"name": "x", "datatype": "FP32", "shape": [10**6, 10**6]}], "m")
     with pytest.raises(Rejected, match="a, b; name the input"):
         choose_inputs(two, "m", text="a")
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from edgeinfer.client.answer import DeadlineExpired, Inference, Rejected
 from edgeinfer.client.sync import Client
-from edgeinfer.client.values import TEXT_TYPE, Media, Specs, Tensor, Value, media_of_file, only_input
+from edgeinfer.client.values import MAX_MEDIUM_BYTES, TEXT_TYPE, Media, Specs, Tensor, Value, media_of_file, only_input
 from edgeinfer.clock import NS_PER_MS, NS_PER_S
 from edgeinfer.datatype import ITEM_BYTES
-from edgeinfer.errors import LinkError, ProtocolError, SessionError
+from edgeinfer.errors import LinkError, ProtocolError, SessionError, mib
 
 PHASES = ("unsent", "transport", "wait", "decode", "run", "post", "network")
 """`unsent`: from the planned time to the sending. `transport`: socket and client. The others are the daemon's own."""
@@ -94,7 +94,7 @@ def choose_inputs(specs: Specs, model: str, *, file: Path | None = None, text: s
     """Return the inputs of every request: the file or the text for the model's only input, else zeros for all.
 
     Raises:
-        Rejected: a file or text for a model with several inputs.
+        Rejected: a file or text for a model with several inputs, or zeros that no request has room for.
         OSError: the file cannot be read.
     """
     if file is not None:
@@ -107,7 +107,11 @@ def choose_inputs(specs: Specs, model: str, *, file: Path | None = None, text: s
 def _zeros(spec: Mapping[str, Any]) -> Tensor:
     """Return a tensor of zeros (or empty texts) of the smallest shape that is not empty."""
     shape = [max(1, dim) for dim in spec["shape"]]
-    return Tensor(spec["datatype"], shape, bytes(math.prod(shape) * ITEM_BYTES.get(spec["datatype"], 4)))
+    size_bytes = math.prod(shape) * ITEM_BYTES.get(spec["datatype"], 4)
+    if size_bytes > MAX_MEDIUM_BYTES:
+        text = f"input {spec['name']!r} {spec['datatype']} {shape} has {mib(size_bytes)}, at most "
+        raise Rejected("input_invalid", f"{text}{mib(MAX_MEDIUM_BYTES)} are sent")
+    return Tensor(spec["datatype"], shape, bytes(size_bytes))
 
 
 def run_load(load: Load, socket: Path | None = None) -> list[Call]:
