@@ -8,13 +8,17 @@ A run on fewer cores than its threads is proportionally slower, and one at a low
 of the model: both (`Conditions`) are taken out of what is stored and put back into what is returned, so a CPU mask or
 a clock that shrinks is foreseen and not learnt the hard way. A clock that rises is only counted on once its effect was
 seen.
+What a window says decides who is admitted, and who isn't admitted teaches nothing. So promises go by the p99, but
+whether a request is *tried*, without a promise, goes by what is believed of its model (`Estimator.believed_ns`): its
+median, its newest run, or now and then its fastest one.
+
 The duty cycle stretches the time *between* runs, never a run: it is accounted for in `forecast`, by `pacing`.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -38,6 +42,21 @@ FEW_SIGMAS = 2.33
 """Between mean and p99 of a normal distribution: what is taken of a seed that only says p99."""
 _OUTLIER = 4
 """A run that had to be stopped counts as at most so many times the p99: one hang must not close the door."""
+HICCUP = 20
+"""A run of more than so many times the median was held up by the machine, as far as one can say. A few of them count
+in what is promised, but are no reason not to try."""
+MOST_HICCUPS = 0.05
+"""At a larger share of the runs it is how the model behaves here. Three are few in any window."""
+_FEW_HICCUPS = 3
+FAILED_TRIES = 3
+"""So many runs in a row that were stopped at their deadlines say more than the median of what was before: it takes
+a quarter longer than the last of them had, as far as one can say."""
+FIRST_PAUSE_NS = 10_000_000
+"""Between two tries of a model then; doubles with each that fails."""
+LONGEST_PAUSE_NS = 1_000_000_000
+MOST_PAUSE_NS = 10_000_000_000
+"""Of tries that take so long that one a second would cost more than `TRY_SHARE` of the time."""
+TRY_SHARE = 20
 
 
 class Conditions(NamedTuple):
@@ -76,6 +95,12 @@ class _Window:
     slope: ClockSlope = field(default_factory=ClockSlope)
     stopped_ns: int | None = None
     """When a run was last stopped at its deadline."""
+    stopped_after_ns: int = 0
+    """How long that one had been running."""
+    failures: int = 0
+    """Runs that were stopped at their deadlines since the newest result."""
+    newest: float | None = None
+    """How long the newest run with a result took, at full clock."""
     told: tuple[Estimate, Conditions, RunTimes] | None = None
     """What was last answered, to what, while it is still so."""
 
@@ -117,6 +142,20 @@ class _Window:
         self.ordered = sorted(full for _, _, full, _ in self.runs)
         self.total = math.fsum(self.ordered)
         self.squares = math.fsum(full * full for full in self.ordered)
+
+    def hiccups(self) -> int:
+        """Return how many runs were far longer than usual."""
+        ordered = self.ordered
+        return len(ordered) - bisect_right(ordered, HICCUP * ordered[(len(ordered) - 1) // 2]) if ordered else 0
+
+    def may_explore(self, now_ns: int) -> bool:
+        """Return whether the last try that failed was so long ago that another one can be afforded."""
+        if self.stopped_ns is None or not self.failures:
+            return True
+        pause_ns = FIRST_PAUSE_NS << min(16, max(0, self.failures - FAILED_TRIES))
+        return now_ns - self.stopped_ns >= min(
+            pause_ns, max(LONGEST_PAUSE_NS, TRY_SHARE * self.stopped_after_ns), MOST_PAUSE_NS
+        )
 
     def figures(self) -> tuple[float, float, float, float]:
         """Return median, p99, mean and standard deviation of the durations; there must be one."""
@@ -167,6 +206,8 @@ class Estimator:
                 else:
                     p50, p99, mean, deviation = seen
         p50_ns = round(p50 * factor)
+        if window is not None and window.failures >= FAILED_TRIES:
+            p50_ns = max(p50_ns, window.stopped_after_ns * 5 // 4)
         return RunTimes(
             p50_ns,
             max(p50_ns, round(p99 * factor)),
@@ -190,6 +231,10 @@ class Estimator:
         window = self._windows.get(key)
         if window is None or window.origin != origin:
             window = self._windows[key] = _Window(origin)
+        self._add(window, duration_ns, now_ns, conditions)
+        window.newest, window.failures = window.runs[-1][2], 0
+
+    def _add(self, window: _Window, duration_ns: int, now_ns: int, conditions: Conditions) -> None:
         window.add(now_ns, duration_ns / conditions.slowdown, conditions.clock_share)
         if window.told is not None:  # now rather than when the next request waits for it
             seed, told_under, _ = window.told
@@ -200,13 +245,45 @@ class Estimator:
     ) -> None:
         """Learn that a run was stopped after `elapsed_ns` without a result: it would have taken longer.
 
-        Says nothing when that was sooner than its p99: the deadline was just short.
+        When that was sooner than its p99 the deadline was just short: that says nothing about its run times. It is
+        a try that failed all the same, unless the model has never been as quick.
         """
         window = self._windows.setdefault(key, _Window(""))
-        window.stopped_ns = now_ns
+        window.stopped_ns, window.stopped_after_ns = now_ns, elapsed_ns
+        if not window.ordered or elapsed_ns >= window.ordered[0]:
+            window.failures += 1
+            window.told = None
         if elapsed_ns >= estimate.p99_ns:
             duration_ns = min(elapsed_ns, _OUTLIER * max(1, estimate.p99_ns))
-            self.observe(key, duration_ns, now_ns=now_ns, conditions=conditions, origin=window.origin)
+            self._add(window, duration_ns, now_ns, conditions)
+
+    def believed_ns(
+        self, key: ModelKey, times: RunTimes, *, left_ns: int, now_ns: int, conditions: Conditions = FULL
+    ) -> int | None:
+        """Return what a run can be believed to take, so that trying it within `left_ns` makes sense; else None.
+
+        The median, unless the latest runs were stopped at their deadlines one after the other; what the newest took;
+        or, once in a while, what the fastest took: what is never tried can't turn out to be better again. A model
+        that never was so fast isn't tried.
+        """
+        window = self._windows.get(key)
+        failures = window.failures if window is not None else 0
+        if times.p50_ns <= left_ns and failures < FAILED_TRIES:
+            return times.p50_ns
+        if window is None or not window.ordered:
+            return None
+        factor = conditions.slowdown * window.stretch(conditions.clock_share)
+        if not failures and window.newest is not None and (newest_ns := round(window.newest * factor)) <= left_ns:
+            return newest_ns
+        fastest_ns = round(window.ordered[0] * factor)
+        return fastest_ns if fastest_ns <= left_ns and window.may_explore(now_ns) else None
+
+    def doubts_tail(self, key: ModelKey) -> bool:
+        """Return whether the p99 may be made by a few hiccups of the machine."""
+        window = self._windows.get(key)
+        if window is None:
+            return False
+        return 0 < window.hiccups() <= max(_FEW_HICCUPS, MOST_HICCUPS * len(window.ordered))
 
     def stale(self, key: ModelKey, now_ns: int, *, after_ns: int = STALE_NS) -> bool:
         """Return whether the model wasn't tried here for so long that its estimate is hearsay."""

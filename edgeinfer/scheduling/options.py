@@ -72,13 +72,15 @@ class Options:
             return Here(job, local)
         if isinstance(estimate, RunTimes) and isinstance(local, Refusal):
             if isinstance(placed, Refusal):
-                tried = self._may_use_spare_time(request, estimate, placed, now_ns)
+                spare_ns = self._spare_time(request, estimate, placed, now_ns)
             else:
-                tried = self._worth_a_try(request, local, now_ns)
-            if tried:
+                spare_ns = 0 if self._worth_a_try(request, local, now_ns) else None
+            if spare_ns is not None:
                 job = self._job(request, estimate, spare=True)
                 spare = admit(job, self.load(limits, now_ns), replaces=replaces, now_ns=now_ns)
-                if isinstance(spare, Admission):
+                if isinstance(spare, Admission) and (
+                    not spare_ns or spare.expectation.start_ns + spare_ns <= job.due_ns
+                ):
                     return Here(job, spare)
         return placed if isinstance(placed, Refusal) else NextDoor()
 
@@ -154,20 +156,34 @@ class Options:
             return False
         return not self._runs.cores_busy and self._runs.hearsay(request, now_ns, after_ns=TRY_AGAIN_NS)
 
-    def _may_use_spare_time(self, request: InferRequest, estimate: Estimate, refusal: Refusal, now_ns: int) -> bool:
-        """Return whether a request that can't be in time may run all the same when nothing else wants the cores.
+    def _spare_time(self, request: InferRequest, estimate: RunTimes, refusal: Refusal, now_ns: int) -> int | None:
+        """Return how much spare time a request needs that is refused otherwise; None when it gets none, 0 when any.
 
-        Either because its caller takes late results; or because it is the only way to learn. On an idle machine the
-        median decides: a tail that a few hiccups made would else refuse a model for as long as it is remembered,
-        and what is refused teaches nothing. And where nothing was seen of the model lately, a frame that may be
-        dropped anyway is tried whatever the estimate: an idle core loses nothing.
+        It gets some because its caller takes late results; or because it is likely in time all the same, and the only
+        way to learn. A tail that a few hiccups made would else refuse a model for as long as it is remembered, and
+        what is refused teaches nothing. Nothing is promised, and whoever is promised something goes first.
+
+        On an idle machine what is believed of the model decides; and where nothing was seen of it lately, a frame that
+        may be dropped anyway is tried whatever the estimate: an idle core loses nothing. On a busy one the median
+        decides, if the tail is doubtful; or, if the model alone would be late by it, and nobody tries it just now,
+        what is believed.
         """
         if request.accept_late:
-            return refusal.reason in {Reason.DEADLINE_UNREACHABLE, Reason.THERMAL}
-        if len(self._queue) or self._runs.cores_busy or refusal.reason is not Reason.DEADLINE_UNREACHABLE:
-            return False
-        usually_in_time = now_ns + estimate.wait_ns + estimate.p50_ns <= request.deadlines.total_ns
-        return usually_in_time or (not request.firm and self._runs.hearsay(request, now_ns))
+            return 0 if refusal.reason in {Reason.DEADLINE_UNREACHABLE, Reason.THERMAL} else None
+        if refusal.reason is not Reason.DEADLINE_UNREACHABLE:
+            return None
+        left_ns = request.deadlines.total_ns - now_ns - estimate.wait_ns
+        if not len(self._queue) and not self._runs.cores_busy:
+            if self._runs.believed_ns(request, estimate, left_ns=left_ns, now_ns=now_ns) is not None:
+                return 0
+            return 0 if not request.firm and self._runs.hearsay(request, now_ns) else None
+        if estimate.p50_ns <= left_ns:
+            if not self._runs.doubts_tail(request):
+                return None
+        elif self._runs.lanes_busy(key := model_key(request)) or any(job.key == key for job in self._queue.jobs()):
+            return None
+        believed_ns = self._runs.believed_ns(request, estimate, left_ns=left_ns, now_ns=now_ns)
+        return None if believed_ns is None else estimate.wait_ns + believed_ns
 
 
 def _said(ending: Refusal | Failure) -> Refusal:

@@ -190,6 +190,15 @@ class Runs:
         """Return whether nothing was seen of the model here for so long that its estimate may be wrong."""
         return self._estimator.stale(model_key(request), now_ns, after_ns=after_ns)
 
+    def believed_ns(self, request: InferRequest, times: RunTimes, *, left_ns: int, now_ns: int) -> int | None:
+        """Return what a run can be believed to take if trying it makes sense. See `Estimator.believed_ns`."""
+        now = conditions(times.cores, self.cores, self._clock_share)
+        return self._estimator.believed_ns(model_key(request), times, left_ns=left_ns, now_ns=now_ns, conditions=now)
+
+    def doubts_tail(self, request: InferRequest) -> bool:
+        """Return whether a few hiccups of the machine may be what makes the model's p99."""
+        return self._estimator.doubts_tail(model_key(request))
+
     def next_look_ns(self, now_ns: int) -> int | None:
         """Return when a run that isn't done by then will have changed the forecast; None when none runs here."""
         return min((run.look_again_ns(now_ns) for run in self._here.values() if run.behind is None), default=None)
