@@ -24,11 +24,8 @@ def check_options(given: Iterable[str]) -> None:
     unknown = [name for name in given if name not in OPTIONS]
     if not unknown:
         return
-    said = []
-    for name in unknown:
-        near = difflib.get_close_matches(name, OPTIONS, 1)
-        said.append(f"{name!r} (did you mean {near[0]!r}?)" if near else repr(name))
-    raise TypeError(
-        f"infer() has no option {', '.join(said)}; there are {', '.join(OPTIONS)}. "
-        f"Inputs are given by name in a mapping: infer(model, {{{unknown[0]!r}: ...}})"
-    )
+    near = {name: difflib.get_close_matches(name, OPTIONS, 1) for name in unknown}
+    said = ", ".join(f"{name!r} (did you mean {near[name][0]!r}?)" if near[name] else repr(name) for name in unknown)
+    strange = next((name for name in unknown if not near[name]), None)
+    hint = f". Inputs are given by name in a mapping: infer(model, {{{strange!r}: ...}})" if strange else ""
+    raise TypeError(f"infer() has no option {said}; there are {', '.join(OPTIONS)}{hint}")

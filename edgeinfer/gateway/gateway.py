@@ -327,8 +327,8 @@ class Gateway:
             header_bytes = head.body_bytes if header_bytes is None else header_bytes
             if head.body_bytes <= most_bytes or connection.holds_back:
                 connection.check_length(most_bytes)  # else its header may say which input is too large
+            check_json_bytes(min(header_bytes, head.body_bytes))
             oip.check_header_bytes(header_bytes, head.body_bytes)
-            check_json_bytes(header_bytes)
             header, body = bytes(await connection.read(header_bytes)), b""
         left_bytes = 0 if head.body_bytes is None else head.body_bytes - len(header)
 

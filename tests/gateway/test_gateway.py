@@ -483,8 +483,12 @@ async def test_json_that_is_too_large_is_refused_before_it_is_read_or_after_no_l
         caller.writer.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         status, _, answer = await caller.receive()
         assert (status, b"send tensors as binary data" in answer) == (400, True)
+    async with serving(submit) as (gateway, path), calling(path) as caller:
+        caller.writer.write(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n")
+        status, _, answer = await caller.receive()
+        assert (status, b"send tensors as binary data" in answer) == (400, True)
         assert not submit.tickets
-        assert gateway.snapshot().refused == {"input_invalid": 2}
+        assert gateway.snapshot().refused == {"input_invalid": 1}
 
 
 async def test_large_json_of_many_callers_is_answered_and_all_that_they_borrow_is_given_back() -> None:
