@@ -7,16 +7,14 @@ that is gone. What is no plain file of sensible size is refused without being re
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeinfer.config import BrokerSection
 from edgeinfer.errors import LinkError
 from edgeinfer.mqtt.aside import Aside
+from edgeinfer.plain_file import read_plain
 
 if TYPE_CHECKING:
     import ssl  # at run time only where a connection is encrypted: OpenSSL takes 4 MB
@@ -78,7 +76,7 @@ def _user(broker: BrokerSection) -> tuple[str, str | None] | None:
     if broker.password_file is None:
         return broker.username, None
     try:
-        return broker.username, _read(broker.password_file, MAX_PASSWORD_BYTES).decode().rstrip("\r\n")
+        return broker.username, read_plain(broker.password_file, MAX_PASSWORD_BYTES).decode().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise OSError(f"{broker.password_file} cannot be read: {_why(error)}") from error
 
@@ -91,11 +89,11 @@ def _tls(broker: BrokerSection) -> ssl.SSLContext | None:
     at = broker.tls_ca
     try:
         if broker.tls_ca is not None:
-            _read(broker.tls_ca, MAX_CERTIFICATES_BYTES)
+            read_plain(broker.tls_ca, MAX_CERTIFICATES_BYTES)
         context = ssl.create_default_context(cafile=broker.tls_ca)
         for at in (broker.tls_cert, broker.tls_key):
             if at is not None:
-                _read(at, MAX_CERTIFICATES_BYTES)
+                read_plain(at, MAX_CERTIFICATES_BYTES)
         if broker.tls_cert is not None:
             at = broker.tls_cert
             # A key that wants a passphrase fails with the empty one, instead of asking for it on the terminal.
@@ -103,24 +101,6 @@ def _tls(broker: BrokerSection) -> ssl.SSLContext | None:
     except OSError as error:  # ssl.SSLError is one
         raise OSError(f"{at} cannot be used for TLS: {_why(error)}") from error
     return context
-
-
-def _read(path: Path, most_bytes: int) -> bytes:
-    """Return what a plain file holds.
-
-    Raises:
-        OSError: there is none, or it is no plain file, or a longer one.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer doesn't hold us up
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is no plain file")
-        data = os.read(descriptor, most_bytes + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) > most_bytes:
-        raise OSError(f"it has more than {most_bytes} bytes")
-    return data
 
 
 def _why(error: Exception) -> str:

@@ -70,7 +70,7 @@ async def test_a_file_system_that_does_not_answer_costs_the_time_limit_and_no_se
         hang.wait(10)
         return b"late"
 
-    monkeypatch.setattr(module, "_read", read)
+    monkeypatch.setattr(module, "read_plain", read)
     files = CredentialFiles(broker(username="u", password_file=tmp_path / "share"))
     for _ in range(3):
         with pytest.raises(LinkError, match=r"share cannot be read: no answer of the file system within 0\.05 s"):
@@ -86,6 +86,6 @@ async def test_a_link_whose_password_is_a_pipe_says_so(tmp_path: Path) -> None:
     link = MqttLink(broker(username="u", password_file=path), name="site", client_id="c", clock=MonotonicClock())
     running = asyncio.create_task(link.run(), name="link")
     await until(lambda: link.state is LinkState.UNREACHABLE, within_s=2)
-    assert "pipe cannot be read: it is no plain file" in link.snapshot().reason
+    assert "pipe cannot be read: it is a pipe, not a plain file" in link.snapshot().reason
     running.cancel()
     await asyncio.wait({running})
