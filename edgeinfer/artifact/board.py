@@ -95,6 +95,8 @@ class Thermal:
     """Shortest stay in a level before it may fall again."""
     fault_duty_cycle: float = 0.5
     """Duty cycle while no zone can be believed."""
+    trips_from_kernel: bool = False
+    """For boards that are not known exactly: all trips move with the first passive trip that the kernel has."""
     unused: list[UnusedZone] = field(default_factory=list)
     """Zones that are known to lie, or to tell something else."""
 

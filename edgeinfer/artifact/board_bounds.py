@@ -78,7 +78,7 @@ def _check(value: Any, path: str) -> Iterator[Problem]:
     elif isinstance(value, str):
         if len(value.encode()) > MAX_TEXT_BYTES:
             yield Problem(path, f"has {len(value.encode())} bytes, at most {MAX_TEXT_BYTES} are taken")
-    elif value is not None:
+    elif value is not None and not isinstance(value, bool):
         bound = BOUNDS[re.sub(r"\[\d+\]", "[]", path)]
         if not bound.least <= value <= bound.most:
             said = (f"{number / bound.scale:.9g}{bound.unit}" for number in (value, bound.least, bound.most))

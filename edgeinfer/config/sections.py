@@ -51,6 +51,8 @@ class ThermalSection:
     """False: temperatures are reported, nothing is held back."""
     zones: list[str] | None = None
     sample_period: Nanoseconds = Nanoseconds(1_000_000_000)
+    frequency_cap: bool = False
+    """True: the clock is capped before work is paused, where `scaling_max_freq` may be written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Owns no decisions: which room does what is the rooms' own business. How the whol
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +30,9 @@ from edgeinfer.execution.resident import CrashNote
 from edgeinfer.gateway.bounds import bounds_within
 from edgeinfer.gateway.catalog import ModelInfo
 from edgeinfer.gateway.gateway import Gateway
+from edgeinfer.governor.frequency_cap import FrequencyCap
 from edgeinfer.governor.governor import Governor
+from edgeinfer.governor.own_load import OwnLoad
 from edgeinfer.limits import Limits
 from edgeinfer.metrics import Accounting
 from edgeinfer.mqtt.envelope import JSON_CONTENT_TYPE
@@ -110,6 +113,8 @@ class Device:
             memory_ceiling=self.host.memory_ceiling,
             clock=clock,
             publish=self._obey,
+            own_load=OwnLoad(self.host.nursery.pids, clock=clock).share,
+            cap=FrequencyCap(config.paths.sys_root) if config.thermal.frequency_cap else None,
         )
         self._make_flows()
 
@@ -244,6 +249,8 @@ class Device:
             onnxruntime=runtime.onnxruntime,
             providers=runtime.providers,
             runtime_problem=runtime.reason,
+            pid=os.getpid(),
+            zygote_pid=runtime.zygote_pid or 0,
             storage_degraded=self.journal.degraded or self.cache.is_forgetful or self.host.storage.is_stuck,
             gateway=gateway_figures(self.gateway.snapshot()),
             sensor_matters=self.config.thermal.enabled and self.board.thermal.fault_duty_cycle < 1,
@@ -306,4 +313,5 @@ class Device:
 
     def close(self) -> None:
         """Give back what is not a task."""
+        self.governor.close()
         self.sensors.close()

@@ -1,7 +1,8 @@
 """Read the sensors once a period, step the policy, and publish what the board can bear.
 
-Owns the thermal state and its history (seconds per level, peak, episodes). Decides nothing by itself: that is
-`policy.step`. Obeying is left to the scheduler and the executors, the memory ceiling comes from whoever budgets it.
+Owns the thermal state, the thermal model and their history (seconds per level, peak, episodes). Decides nothing by
+itself: that is `policy.step`. Obeying is left to the scheduler and the executors, the memory ceiling comes from
+whoever budgets it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from edgeinfer.artifact.board import Thermal
 from edgeinfer.clock import NS_PER_MS, NS_PER_S, Clock, sleep_until
 from edgeinfer.config import ThermalSection
-from edgeinfer.governor.policy import Policy, PolicyState, celsius, step
+from edgeinfer.governor.attribution import Cause, Shares, cause
+from edgeinfer.governor.frequency_cap import CapState, FrequencyCap, duty_under_cap, split
+from edgeinfer.governor.kernel_trips import fitted
+from edgeinfer.governor.policy import Decision, Policy, PolicyState, celsius, step
+from edgeinfer.governor.thermal_model import Forecast, ThermalModel, forecast, observe
 from edgeinfer.limits import CLOCK_STEP, Limits, ThermalLevel
 from edgeinfer.sensors.cpu import clock_share
 from edgeinfer.sensors.firmware import Slowdown
@@ -27,6 +32,28 @@ _CONFIRM_NS = 100 * NS_PER_MS
 """At the start the second sample is taken so soon: a service that restarts on a hot board must know at once."""
 _BUSY_SHARE = 0.5
 """Of all CPUs: above it the clock that is seen is the one that there is for work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the thermal model says, for reports and planning."""
+
+    confidence: float
+    """0 to 1."""
+    trusted: bool
+    """False: the trips alone decide, and the rest is None."""
+    idle_c: float | None = None
+    """Where the board would settle without any load, in the present air."""
+    rise_c: float | None = None
+    """By how much full load on all CPUs heats it."""
+    tau_s: float | None = None
+    sustainable: float | None = None
+    """The load of the whole machine, 0 to 1, at which it stays at the policy's target."""
+    next_trip_s: float | None = None
+    """When the next trip is reached at the present load; None: never."""
+
+
+BLIND = Outlook(0.0, trusted=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +83,9 @@ class GovernorSnapshot:
     clock_cap_hz: int | None
     busy_share: float | None
     reason: str
+    throttled_by: dict[Cause, float] = field(default_factory=dict)
+    """Seconds in which firmware or kernel slowed the board down, by cause."""
+    outlook: Outlook = BLIND
 
 
 class Governor:
@@ -71,6 +101,8 @@ class Governor:
         memory_ceiling: Callable[[], int],
         clock: Clock,
         publish: Callable[[Limits], None],
+        own_load: Callable[[], float | None] = lambda: None,
+        cap: FrequencyCap | None = None,
     ) -> None:
         """Start at nominal; nothing is read or published before the first step.
 
@@ -82,8 +114,11 @@ class Governor:
             memory_ceiling: Tells the ceiling of the memory ledger now, in bytes.
             clock: Monotonic time.
             publish: Takes each new `Limits`; called in the loop thread when anything but the reason has changed.
+            own_load: Tells our processes' share of all CPUs' time since it was asked last; None: unknown.
+            cap: Writes frequency caps; None: the duty cycle alone holds work back.
         """
         self._policy = Policy.of(thermal)
+        self._fit = thermal.trips_from_kernel
         self._config = config
         self._read = read
         self._cpus = cpus
@@ -96,6 +131,12 @@ class Governor:
         self._reason = "no sample yet"
         self._last_ns: int | None = None
         self._level_ns = dict.fromkeys(ThermalLevel, 0)
+        self._own_load = own_load
+        self._cap = cap
+        self._cap_state = CapState()
+        self._model = ThermalModel()
+        self._shares = Shares()
+        self._cause_ns = dict.fromkeys(Cause, 0)
         self._firmware_ns = 0
         self._power_ns = 0
         self._changes = 0
@@ -140,21 +181,19 @@ class Governor:
         """Take one sample, decide, and publish what has changed."""
         now_ns = self._clock.now_ns()
         reading = self._read()
-        self._account(now_ns)
+        elapsed_ns = self._account(now_ns)
+        self._check_trips(reading)
         was = self._state
-        self._state, decision = step(self._policy, was, reading.thermal, now_ns)
+        self._learn(reading, now_ns, elapsed_ns)
+        self._state, decision = step(
+            self._policy, was, reading.thermal, now_ns,
+            forecast=forecast(self._model), others=self._shares.whole - self._shares.ours,
+        )  # fmt: skip
         self._reading, self._reason = reading, decision.reason
         if reading.thermal.temp_mc is not None:
             self._peak_mc = max(self._peak_mc or reading.thermal.temp_mc, reading.thermal.temp_mc)
         self._note_change(was, reading)
-        self._check_trips(reading)
-        cpus = self._cpus & reading.cpus or reading.cpus
-        if self._config.enabled:
-            level, duty, reason = decision.level, decision.duty_cycle, decision.reason
-        else:
-            level, duty, reason = ThermalLevel.NOMINAL, 1.0, f"thermal.enabled is false; {decision.reason}"
-        share = self._clock_share(reading)
-        limits = Limits(level, cpus, duty, self._memory_ceiling(), clock_share=share, reason=reason)
+        limits = self._make_limits(reading, decision, now_ns)
         changed = self._limits is None or _substance(limits) != _substance(self._limits)
         if limits.throttled and not (self._limits is not None and self._limits.throttled):
             self._episodes += 1
@@ -164,6 +203,33 @@ class Governor:
         if reading.thermal.state.fault or reading.thermal.temp_mc is not None:
             self._known.set()
         return limits
+
+    def close(self) -> None:
+        """Give the clock back."""
+        if self._cap is not None:
+            self._cap.close()
+
+    def _learn(self, reading: BoardReading, now_ns: int, elapsed_ns: int) -> None:
+        own, busy, share = self._own_load(), reading.busy_share, self._clock_share(reading)
+        whole = None if busy is None else busy * share
+        self._shares = self._shares.after(None if own is None else own * share, whole, elapsed_ns / NS_PER_S)
+        temp_mc = None if reading.thermal.state.fault else reading.thermal.temp_mc
+        self._model = observe(self._model, temp_mc, whole, now_ns)
+
+    def _make_limits(self, reading: BoardReading, decision: Decision, now_ns: int) -> Limits:
+        cpus = self._cpus & reading.cpus or reading.cpus
+        if self._config.enabled:
+            level, duty, reason = decision.level, decision.duty_cycle, decision.reason
+        else:
+            level, duty, reason = ThermalLevel.NOMINAL, 1.0, f"thermal.enabled is false; {decision.reason}"
+        cap_hz = None
+        if self._cap is not None:
+            asked = self._cap_state.share  # what is in force by now
+            self._cap_state = split(duty, self._cap_state, now_ns)
+            cap_hz = self._cap.ask(self._cap_state.share, reading.policies, now_ns)
+            duty = duty_under_cap(duty, asked, reading.policies)
+        share = self._clock_share(reading)
+        return Limits(level, cpus, duty, self._memory_ceiling(), max_freq_hz=cap_hz, clock_share=share, reason=reason)
 
     def snapshot(self) -> GovernorSnapshot:
         """Return the state and the history up to now."""
@@ -187,19 +253,42 @@ class Governor:
             clock_cap_hz=reading.clock.cap_hz if reading else None,
             busy_share=reading.busy_share if reading else None,
             reason=self._reason,
+            throttled_by={which: ns / NS_PER_S for which, ns in self._cause_ns.items()},
+            outlook=self._outlook(reading),
         )
 
-    def _account(self, now_ns: int) -> None:
-        """Count the time since the last call for what held in it."""
+    def _outlook(self, reading: BoardReading | None) -> Outlook:
+        said, confidence = forecast(self._model), self._model.confidence
+        if said is None or reading is None or reading.thermal.temp_mc is None:
+            return Outlook(confidence, trusted=False)
+        temp_mc, target_mc = reading.thermal.temp_mc, self._policy.target_mc
+        next_mc = min((trip.trip_mc for trip in self._policy.trips if trip.trip_mc > temp_mc), default=None)
+        return Outlook(
+            confidence,
+            trusted=True,
+            idle_c=said.idle_c,
+            rise_c=said.rise_c,
+            tau_s=said.tau_s,
+            sustainable=None if target_mc is None else said.sustainable(target_mc / 1000),
+            next_trip_s=_next_trip_s(said, temp_mc, next_mc, self._shares.whole),
+        )
+
+    def _account(self, now_ns: int) -> int:
+        """Count the time since the last call for what held in it, and return it."""
+        elapsed_ns = 0
         if self._last_ns is not None and self._reading is not None:
             elapsed_ns = now_ns - self._last_ns
             self._level_ns[self._state.level] += elapsed_ns
             slowdown = self._slowdown(self._reading)
+            found = cause(slowdown, forecast(self._model), self._shares, self._policy.firmware_trip_mc / 1000)
+            if found is not None:
+                self._cause_ns[found] += elapsed_ns
             if slowdown is Slowdown.THERMAL:
                 self._firmware_ns += elapsed_ns
             elif slowdown is Slowdown.POWER:
                 self._power_ns += elapsed_ns
         self._last_ns = now_ns
+        return elapsed_ns
 
     def _slowdown(self, reading: BoardReading | None) -> Slowdown:
         """Return what the firmware does; where it doesn't tell, the temperature at which it would act tells."""
@@ -230,11 +319,18 @@ class Governor:
         )  # fmt: skip
 
     def _check_trips(self, reading: BoardReading) -> None:
-        """Say once when the kernel would act earlier than the board file believes."""
+        """Fit the trips to the kernel's where the board file says so; else say once when the kernel acts earlier."""
         if self._trips_checked or reading.thermal.temp_mc is None:
             return
         self._trips_checked = True
         trips = [trip for zone in reading.thermal.zones if zone.type == reading.thermal.zone for trip in zone.trips]
+        if self._fit:
+            stated_mc, self._policy = self._policy.firmware_trip_mc, fitted(self._policy, trips)
+            if self._policy.firmware_trip_mc != stated_mc:
+                _log.info(
+                    "trip kernel=%s zone=%s board_firmware_trip=%s: all trips move with the kernel's",
+                    celsius(self._policy.firmware_trip_mc), reading.thermal.zone, celsius(stated_mc),
+                )  # fmt: skip
         for trip in trips:
             if trip.kind != "active" and trip.temp_mc < self._policy.firmware_trip_mc:
                 _log.warning(
@@ -244,6 +340,10 @@ class Governor:
                 )  # fmt: skip
 
 
-def _substance(limits: Limits) -> tuple[ThermalLevel, frozenset[int], float, int, float]:
+def _next_trip_s(said: Forecast, temp_mc: int, next_mc: int | None, load: float) -> float | None:
+    return None if next_mc is None else said.time_to_s(temp_mc / 1000, next_mc / 1000, load)
+
+
+def _substance(limits: Limits) -> Limits:
     """Return what obeying depends on; the reason is for people and changes with every sample."""
-    return limits.level, limits.cpus, limits.duty_cycle, limits.memory_ceiling_bytes, limits.clock_share
+    return replace(limits, reason="")

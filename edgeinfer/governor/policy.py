@@ -4,9 +4,15 @@ The levels say how close the board is to the temperature at which its firmware a
 a level the duty cycle follows the temperature (proportional control), because a board that is paced just enough loses
 fewer results than one that is switched between full and half. Given the same state, a hotter board never gets more.
 
+A trusted forecast replaces the curve: the duty cycle is then the one that leads the board to the *target*, a little
+below the critical trip, and keeps it there. So it begins to pace before the target is reached, and not before it must.
+Whatever the forecast says, the duty cycle stays below a line that falls from 1 at the target to 0 at the critical trip,
+and the levels are the trips' alone: a wrong model can cost results, or some degrees, never the promise.
+
 | sensor | level | duty cycle |
 |---|---|---|
 | believed | by trips, hysteresis, dwell | nominal 1.0; warm, hot by the curve; critical that of its trip |
+| believed, with a forecast | the same | what leads to the target, under the line; critical that of its trip |
 | in doubt (one sample) | as before | as before |
 | fault, for up to a minute | as before, at least as below | the lower of before and `fault_duty_cycle` |
 | fault, longer | warm (nominal if it may run freely, critical if not at all) | `fault_duty_cycle` |
@@ -19,6 +25,7 @@ from dataclasses import dataclass
 
 from edgeinfer.artifact.board import Thermal
 from edgeinfer.clock import NS_PER_S
+from edgeinfer.governor.thermal_model import Forecast
 from edgeinfer.governor.trip import TripPoint, duty_at, duty_curve, level_at
 from edgeinfer.limits import ThermalLevel
 from edgeinfer.sensors.thermal import ThermalReading
@@ -27,6 +34,13 @@ _HOLD_NS = 60 * NS_PER_S
 """How long a sensor fault leaves a stricter pace in force: by then a board that was hot has cooled under it."""
 _STEPS = 100
 """Duty cycles are whole percents, rounded down: the noise of a sensor is no news."""
+_TARGET_GAP_MC = 1_500
+"""Least distance of the target from the critical trip: five times a sensor's flicker, or a step of a coarse one."""
+_TARGET_GAP = 0.4
+"""The same, as a share of what lies between the hot and the critical trip."""
+_STEER_SHARE = 1 / 6
+_STEER_S = (3.0, 20.0)
+"""Within what time the target is to be reached: a sixth of the time constant, several steps, not too rash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,15 @@ class Policy:
     """Shortest stay in a level before it may fall."""
     fault_duty_cycle: float
     firmware_trip_mc: int
+
+    @property
+    def target_mc(self) -> int | None:
+        """Where a forecast leads the board to; None where the last trip isn't critical."""
+        if not self.trips or self.trips[-1].level is not ThermalLevel.CRITICAL:
+            return None
+        critical_mc = self.trips[-1].trip_mc
+        below_mc = self.trips[-2].trip_mc if len(self.trips) > 1 else critical_mc
+        return critical_mc - max(_TARGET_GAP_MC, round(_TARGET_GAP * (critical_mc - below_mc)))
 
     @classmethod
     def of(cls, thermal: Thermal) -> Policy:
@@ -69,8 +92,25 @@ class Decision:
     reason: str
 
 
-def step(policy: Policy, state: PolicyState, reading: ThermalReading, now_ns: int) -> tuple[PolicyState, Decision]:
-    """Return the state after `reading`, and what follows from it."""
+def step(
+    policy: Policy,
+    state: PolicyState,
+    reading: ThermalReading,
+    now_ns: int,
+    *,
+    forecast: Forecast | None = None,
+    others: float = 0.0,
+) -> tuple[PolicyState, Decision]:
+    """Return the state after `reading`, and what follows from it.
+
+    Args:
+        policy: The board's.
+        state: After the step before.
+        reading: The temperature.
+        now_ns: Monotonic time.
+        forecast: What the thermal model says; None while it isn't trusted.
+        others: The load, 0 to 1, that is not ours: it heats, too, and leaves less for us.
+    """
     if reading.state.fault:
         return _fault_step(policy, state, reading, now_ns)
     if reading.temp_mc is None:  # the first sample awaits its confirmation
@@ -78,8 +118,26 @@ def step(policy: Policy, state: PolicyState, reading: ThermalReading, now_ns: in
         return kept, Decision(state.level, state.duty_cycle, f"temperature not confirmed yet: {reading.detail}")
     may_fall = state.since_ns is None or now_ns - state.since_ns >= policy.dwell_ns
     level = level_at(policy.trips, reading.temp_mc, state.level, may_fall=may_fall)
-    duty = _duty(policy, level, reading.temp_mc)
-    return _enter(state, level, duty, None, now_ns), Decision(level, duty, _reason(policy, level, reading))
+    duty, reason = _duty(policy, level, reading.temp_mc), _reason(policy, level, reading)
+    if forecast is not None and policy.target_mc is not None and level is not ThermalLevel.CRITICAL:
+        duty = planned_duty(policy, forecast, reading.temp_mc, others)
+        if duty < 1:
+            reason = f"{reason}; {duty:.0%} leads to {celsius(policy.target_mc)}"
+    return _enter(state, level, duty, None, now_ns), Decision(level, duty, reason)
+
+
+def planned_duty(policy: Policy, forecast: Forecast, temp_mc: int, others: float) -> float:
+    """Return the duty cycle that leads a board at `temp_mc` to the target; the policy must have one.
+
+    It is taken to be used to the full: work that wants less heats less, and the next step allows more.
+    """
+    target_mc = policy.target_mc
+    assert target_mc is not None
+    critical_mc = policy.trips[-1].trip_mc
+    within_s = min(_STEER_S[1], max(_STEER_S[0], forecast.tau_s * _STEER_SHARE))
+    load = forecast.steering(temp_mc / 1000, target_mc / 1000, within_s) - others
+    line = (critical_mc - temp_mc) / (critical_mc - target_mc)
+    return _round_down(max(0.0, min(1.0, load, line)))
 
 
 def _duty(policy: Policy, level: ThermalLevel, temp_mc: int) -> float:

@@ -55,6 +55,8 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The version that should serve, while an earlier one does; `detail` says why."""
     quarantined: list[str] = []
     """Version and variant of each of its variants that is left alone because it crashed too often."""
+    pids: list[int] = []
+    """Processes of its workers."""
 
 
 class RuntimeState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,6 +68,10 @@ class RuntimeState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Execution providers of its build, and installed plug-ins."""
     problem: str = ""
     """Why it is unusable."""
+    pid: int = 0
+    """Process of the service."""
+    zygote_pid: int = 0
+    """Process that workers are forked from; 0 while there is none."""
 
 
 class LoopState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,6 +117,10 @@ class Memory(msgspec.Struct, frozen=True):
     """Of what is reserved: daemon and zygote."""
     beyond_bytes: int = 0
     """Of what is reserved: what workers take above what was reserved for them."""
+    held_bytes: dict[str, int] = {}
+    """What is reserved, by who holds it: it adds up to `reserved_bytes`."""
+    why_lowered: str = ""
+    """Why the budget is below the configured ceiling: what binds it, with the numbers; empty when nothing does."""
     pressure: str = "none"
     """`none`, `some`, `high` or `severe`: how much work suffers from want of memory."""
     pressure_reason: str = ""
@@ -220,6 +230,22 @@ class GatewayReport(msgspec.Struct, frozen=True):
     """Connections that ended by a fault of ours. Any is a bug."""
 
 
+class ThermalForecast(msgspec.Struct, frozen=True):
+    """What the thermal model says at this moment."""
+
+    confidence: float
+    """0 to 1."""
+    idle_c: float
+    """Where the board would settle without any load."""
+    rise_c: float
+    """By how much full load heats it."""
+    time_constant_s: float
+    sustainable: float | None
+    """Load of the whole machine, 0 to 1, that it bears for ever."""
+    next_trip_s: float | None
+    """When the next trip is reached at the present load; None: never."""
+
+
 class ThermalReport(msgspec.Struct, frozen=True):
     """Heat since the service started."""
 
@@ -229,6 +255,10 @@ class ThermalReport(msgspec.Struct, frozen=True):
     seconds_by_level: dict[str, float]
     throttle_episodes: int
     firmware_throttled_s: float
+    throttled_by: dict[str, float] = {}
+    """Seconds in which firmware or kernel slowed the board down, by cause: `ours`, `others`, `ambient`, `power`."""
+    forecast: ThermalForecast | None = None
+    """None while the thermal model isn't trusted: then the trips alone decide."""
 
 
 class LinkReport(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import msgspec
 from edgeinfer.clock import NS_PER_MS, NS_PER_S
 from edgeinfer.errors import mib
 from edgeinfer.execution.ledger import OURSELVES, OUTGROWN
+from edgeinfer.governor.governor import Outlook
 from edgeinfer.mqtt.envelope import (
     GatewayReport,
     LinkReport,
@@ -29,6 +30,7 @@ from edgeinfer.mqtt.envelope import (
     RuntimeState,
     State,
     Thermal,
+    ThermalForecast,
     ThermalReport,
     encode,
 )
@@ -78,6 +80,7 @@ def build_state(snapshot: Snapshot, identity: Identity, stamp: Stamp, *, offload
                 providers=list(model.providers),
                 wanted_version=model.wanted_version,
                 quarantined=list(model.quarantined),
+                pids=list(model.pids),
             )
             for model in snapshot.models
         ],
@@ -113,7 +116,22 @@ def build_state(snapshot: Snapshot, identity: Identity, stamp: Stamp, *, offload
             onnxruntime=snapshot.onnxruntime,
             providers=list(snapshot.providers),
             problem=snapshot.runtime_problem,
+            pid=snapshot.pid,
+            zygote_pid=snapshot.zygote_pid,
         ),
+    )
+
+
+def _forecast(outlook: Outlook) -> ThermalForecast | None:
+    if outlook.idle_c is None or outlook.rise_c is None or outlook.tau_s is None:
+        return None
+    return ThermalForecast(
+        confidence=round(outlook.confidence, 2),
+        idle_c=round(outlook.idle_c, 1),
+        rise_c=round(outlook.rise_c, 1),
+        time_constant_s=round(outlook.tau_s, 1),
+        sustainable=None if outlook.sustainable is None else round(outlook.sustainable, 2),
+        next_trip_s=None if outlook.next_trip_s is None else round(outlook.next_trip_s, 1),
     )
 
 
@@ -132,6 +150,8 @@ def build_report(snapshot: Snapshot, identity: Identity, stamp: Stamp, recent: R
             seconds_by_level={level.name.lower(): round(s, 3) for level, s in governor.seconds_by_level.items()},
             throttle_episodes=governor.throttle_episodes,
             firmware_throttled_s=round(governor.firmware_throttled_s, 3),
+            throttled_by={cause.value: round(s, 3) for cause, s in governor.throttled_by.items()},
+            forecast=_forecast(governor.outlook),
         ),
         memory=_memory(snapshot),
         offload=dict(snapshot.offload_counters),
@@ -193,25 +213,26 @@ def describe_status(status: Mapping[str, Any]) -> str:
     thermal, memory = state["thermal"], state["memory"]
     temperature = "unknown" if thermal["temp_c"] is None else f"{thermal['temp_c']:.1f} C"
     heat = f"{thermal['level']}, {temperature} ({thermal['zone'] or 'no zone'}, sensor {thermal['sensor']})"
-    itself = f" ({mib(memory['itself_bytes'])} of it by edgeinfer itself)" if memory["itself_bytes"] else ""
     used = "" if memory["used_bytes"] is None else f", {mib(memory['used_bytes'])} used"
     head = [
         ("service", f"{state['phase']} for {report['uptime_s']:.0f} s"),
-        ("edgeinfer", f"{state['version']} on {state['board']}"),
+        ("edgeinfer", f"{state['version']} on {state['board']}{_processes(state.get('runtime', {}))}"),
         ("runtime", _runtime_line(state.get("runtime", {}))),
         ("heat", f"{heat}, duty cycle {thermal['duty_cycle']:.0%}"),
-        ("memory", f"{mib(memory['reserved_bytes'])} of {mib(memory['ceiling_bytes'])} reserved{itself}{used}"),
+        ("memory", f"{mib(memory['reserved_bytes'])} of {mib(memory['ceiling_bytes'])} reserved{used}"),
+        *_holders(memory.get("held_bytes", {})),
+        *([("", memory["why_lowered"])] if memory.get("why_lowered") else []),
         ("queue", f"{report['queue_length']} waiting, {report['running']} running"),
         ("offload", _offload_line(state["offload"], report["offloaded_share"])),
         ("local apps", _gateway_line(report["gateway"])),
         *((f"link {link['name']}", f"{link['state']}, {link['connects']} connects") for link in report["links"]),
     ]
     lines = [f"{name:<12} {text}" for name, text in head]
-    models: list[tuple[str, ...]] = [("model", "version", "variant", "state", "workers", "reserved", "")]
+    models: list[tuple[str, ...]] = [("model", "version", "variant", "state", "pids", "reserved", "")]
     models += [
         (
             model["name"], model.get("version", ""), _variant(model), model.get("state", ""),
-            str(model.get("workers", 0)), mib(model.get("reserved_bytes", 0)), _model_note(model),
+            " ".join(map(str, model.get("pids", []))) or "-", mib(model.get("reserved_bytes", 0)), _model_note(model),
         )
         for model in state["models"]
     ]  # fmt: skip
@@ -229,6 +250,17 @@ def describe_status(status: Mapping[str, Any]) -> str:
         loops += [_loop_line(loop, frames) for loop, frames in zip(state["loops"], report["loops"], strict=True)]
         parts.append(_columns(loops))
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _processes(runtime: Mapping[str, Any]) -> str:
+    pids = [f"{name} {runtime[key]}" for name, key in (("pid", "pid"), ("zygote", "zygote_pid")) if runtime.get(key)]
+    return f", {', '.join(pids)}" if pids else ""
+
+
+def _holders(held_bytes: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return who holds what of the memory that is reserved, the most first; all that is reserved is in there."""
+    largest = sorted(held_bytes.items(), key=lambda item: (-item[1], item[0]))
+    return [("", f"{mib(size_bytes):>9}  {owner}") for owner, size_bytes in largest]
 
 
 def _model_note(model: Mapping[str, Any]) -> str:
@@ -353,6 +385,8 @@ def _memory(snapshot: Snapshot) -> Memory:
         peak_used_bytes=snapshot.peak_used_bytes,
         itself_bytes=ledger.by_owner.get(OURSELVES, 0),
         beyond_bytes=ledger.by_owner.get(OUTGROWN, 0),
+        held_bytes=dict(ledger.by_owner),
+        why_lowered=ledger.why_lowered,
         pressure=snapshot.pressure.level.name.lower(),
         pressure_reason=snapshot.pressure.why,
     )
