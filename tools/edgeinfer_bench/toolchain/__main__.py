@@ -38,22 +38,23 @@ def main() -> int:
         parser.error(f"no recipe {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     scratch = ROOT / "build" / "bench-tools"
     scratch.mkdir(parents=True, exist_ok=True)
-    began, figures = time.monotonic(), []
-    for name in names:
+    began = time.monotonic()
+    found: dict[str, Figure] = {item.id: item for record in _before(args.out) for item in record.figures}
+    for count, name in enumerate(names, 1):
+        print(f"[{count}/{len(names)}] {name}", flush=True)
         match name:
             case "memory":
-                figures.append(calibration_memory(scratch))
+                figures = [calibration_memory(scratch)]
             case "vision":
-                figures.append(vision(scratch))
+                figures = [vision(scratch)]
             case _:
-                figures += one(name, scratch)
-    took_s = time.monotonic() - began
-    kept = [item for record in _before(args.out) for item in record.figures if item.id not in {f.id for f in figures}]
-    workload = {"recipes": names, "took_s": round(took_s, 1), "kept_from_earlier_runs": [item.id for item in kept]}
-    record = Record("tools", workload, [*figures, *kept])
-    write_record(record, args.out)
+                figures = one(name, scratch)
+        found |= {item.id: item for item in figures}
+        workload = {"measured_now": names[:count], "took_s": round(time.monotonic() - began, 1)}
+        record = Record("tools", workload, list(found.values()))
+        write_record(record, args.out)  # each time: what was measured stays when the rest is stopped
     show([record])
-    print(f"took {took_s:.0f} s")
+    print(f"took {time.monotonic() - began:.0f} s")
     return 0
 
 
