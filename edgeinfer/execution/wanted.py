@@ -50,6 +50,8 @@ class ModelStatus:
     """How often a worker that took more than was reserved was asked to shrink, and was replaced, since the load."""
 
 
+    pids: tuple[int, ...] = ()
+    """Processes of its workers."""
 class Quarantined(ArtifactError):
     """Every variant that could run here crashed too often; only a command or another version changes that."""
 
@@ -178,3 +180,4 @@ class WantedModel:
             shrunk=resident.shrunk if resident else 0,
             recycled=resident.recycled if resident else 0,
         )
+            pids=tuple(worker.pid for worker in resident.workers) if resident else (),

@@ -222,6 +222,7 @@ def _steady(state: State) -> State:
         state.thermal, temp_c=None, reason="", duty_cycle=round(state.thermal.duty_cycle, 1)
     )
     memory = msgspec.structs.replace(
-        state.memory, reserved_bytes=0, peak_reserved_bytes=0, used_bytes=None, peak_used_bytes=None
-    )
+        state.memory, reserved_bytes=0, peak_reserved_bytes=0, used_bytes=None, peak_used_bytes=None, held_bytes={},
+        why_lowered="",
+    )  # fmt: skip
     return msgspec.structs.replace(state, stamp=_NO_STAMP, thermal=thermal, memory=memory)

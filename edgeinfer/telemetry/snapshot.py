@@ -194,6 +194,9 @@ class Snapshot:
     providers: tuple[str, ...] = ()
     """Execution providers that it has, installed plug-ins included."""
     runtime_problem: str = ""
+    pid: int = 0
+    """Of the service."""
+    zygote_pid: int = 0
     storage_degraded: bool = False
     """The state directory can't be written."""
     gateway: GatewayFigures = field(default_factory=GatewayFigures)

@@ -112,6 +112,7 @@ def _load(spec: LoadSpec, channel: Channel, inbox: Inbox) -> Runner:
     Raises:
         Fault: it cannot be loaded.
     """
+    lineage.name_process(f"ei:{spec.model}")
     _confine(spec)
     forget_peak()
     before = _weigh(spec)

@@ -84,6 +84,16 @@ async def test_every_ceiling_from_zero_up_refuses_cleanly_until_it_fits(place_of
             assert place.workers() == set()
 
 
+async def test_a_model_tells_the_processes_that_serve_it(place_of: OpenPlace) -> None:
+    async with place_of() as place:
+        place.install("echo")
+        await place.load("echo", workers=2)
+        assert set(place.status("echo").pids) == place.workers()
+        assert len(place.workers()) == 2
+        await place.cache.unload("echo")
+        assert place.status("echo").pids == ()
+
+
 async def test_who_gives_way(place_of: OpenPlace) -> None:
     async with place_of() as place:
         for name in ("pinned", "high", "old", "used", "new"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgeinfer.clock import NS_PER_S
+from edgeinfer.execution.ledger import OURSELVES, OUTGROWN, LedgerSnapshot
 from edgeinfer.metrics import OriginCounts
 from edgeinfer.mqtt.envelope import Report, State, decode, encode
 from edgeinfer.mqtt.stamp import Stamp
@@ -157,8 +158,8 @@ def test_what_was_turned_away_at_the_local_socket_is_reported(world: World) -> N
     assert "2 connected, 30 requests, 1 abandoned, 5 faults, refused at the door: body_too_large 4" in page_of(world)
 
 
-def page_of(world: World) -> str:
-    snapshot = world.snapshot()
+def page_of(world: World, **changed: Any) -> str:
+    snapshot = replace(world.snapshot(), **changed)
     return describe_status(
         build_status(build_state(snapshot, IDENTITY, STAMP, offload_open=False), report_of(snapshot))
     )
@@ -180,8 +181,33 @@ def test_a_peer_that_is_no_use_is_on_the_status_page_with_the_reason(world: Worl
     assert "closed, attic (no bundle in common: det 6ac26d there, e17ac3 here), " in page_of(world)
 
 
-def test_what_edgeinfer_itself_takes_is_told_apart(world: World) -> None:
-    assert "50 MiB of 256 MiB reserved (10 MiB of it by edgeinfer itself)" in page_of(world)
+def test_who_holds_the_memory_is_listed_and_adds_up(world: World) -> None:
+    held = {OURSELVES: 10 << 20, "gateway": 64 << 20, "det/int8": 40 << 20, OUTGROWN: 3 << 20}
+    why = "the machine has 90 MiB left; 70 MiB is in use by edgeinfer and its models"
+    ledger = LedgerSnapshot(256 << 20, sum(held.values()), 90 << 20, held, 0, why)
+    state = read(build_state(replace(world.snapshot(), ledger=ledger), IDENTITY, STAMP, offload_open=False))
+    assert state["memory"]["held_bytes"] == held
+    assert sum(state["memory"]["held_bytes"].values()) == state["memory"]["reserved_bytes"]
+    assert state["memory"]["why_lowered"] == why
+    page = page_of(world, ledger=ledger)
+    assert "memory       117 MiB of 256 MiB reserved, 70 MiB used\n" in page
+    shown = [line.split() for line in page.splitlines() if line.startswith(" " * 13)]
+    assert shown == [
+        ["64", "MiB", "gateway"], ["40", "MiB", "det/int8"], ["10", "MiB", *OURSELVES.split()],
+        ["3.0", "MiB", *OUTGROWN.split()], why.split(),
+    ]  # fmt: skip
+
+
+def test_processes_are_told_by_their_ids(world: World) -> None:
+    world.models = (replace(MODEL, pids=(411, 412)), replace(MODEL, name="out", state="unloaded"))
+    pids: dict[str, Any] = {"pid": 400, "zygote_pid": 401}
+    state = read(build_state(replace(world.snapshot(), **pids), IDENTITY, STAMP, offload_open=False))
+    assert [model.get("pids") for model in state["models"]] == [[411, 412], None]
+    assert (state["runtime"]["pid"], state["runtime"]["zygote_pid"]) == (400, 401)
+    page = page_of(world, **pids)
+    assert "generic-x86, pid 400, zygote 401\n" in page
+    [row] = [line.split() for line in page.splitlines() if line.startswith("det ")]
+    assert row[4:6] == ["411", "412"]
 
 
 def test_the_status_page_of_a_device_that_knows_nothing_yet() -> None:

@@ -219,6 +219,12 @@ async def test_stop_does_not_wait_longer_than_its_grace(start_worker: StartWorke
     assert isinstance(await run, Failure)
 
 
+async def test_a_worker_is_called_after_its_model(start_worker: StartWorker) -> None:
+    for model, name in (("det", "ei:det"), ("person-detect-large", "ei:person-detec")):
+        worker = await start_worker(graphs.identity(), model=model)
+        assert Path(f"/proc/{worker.pid}/comm").read_text().strip() == name
+
+
 async def test_run_beyond_the_activation_cap_fails_alone(start_worker: StartWorker) -> None:
     worker = await start_worker(graphs.filled(), arena_max_bytes=32 << 20)
     for _ in range(2):
