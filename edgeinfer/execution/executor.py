@@ -32,6 +32,8 @@ class Estimate:
     lanes: int = 1
     """Requests of the same model that can run here at once (workers): the scheduler holds back what would only wait
     for a busy one, so that other models can use the cores meanwhile. Of no meaning for remote work."""
+    is_guess: bool = False
+    """Whether nobody has ever measured what it says: who would be late by a guess may still be tried."""
 
     @property
     def finish_p99_ns(self) -> int:

@@ -6,6 +6,7 @@ Owns no model and decides nothing about memory: it says what a variant costs, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable
@@ -22,7 +23,7 @@ from edgeinfer.errors import ArtifactError, SessionError
 from edgeinfer.execution.compiled import form_files, form_key, peak_bytes
 from edgeinfer.execution.ledger import Reservation, SharedReservation
 from edgeinfer.execution.resident import CrashNote, ResidentModel
-from edgeinfer.execution.seed import seed_of
+from edgeinfer.execution.seed import load_guess_ns, seed_of
 from edgeinfer.store.compiled import CompiledForm, CompiledStore, FormKey
 from edgeinfer.store.store import BundleStore, Installed
 from edgeinfer.worker.nursery import Nursery
@@ -84,6 +85,18 @@ class Loader:
             ArtifactError: there is none.
         """
         return self._store.active(section.name, section.version)
+
+    def load_guess_ns(self, section: ModelSection, installed: Installed) -> int:
+        """Return what loading it is taken to last before it was seen: for the start, as `known`.
+
+        By what this device has measured, with whatever runtime that was, else by the bundle's size.
+        """
+        measured_ms: list[float] = []
+        with contextlib.suppress(ArtifactError):  # `form` says so in the log
+            if (path := self._store.profile_path(installed.digest)).exists():
+                costs = read_profile(path).costs
+                measured_ms = [cost.load_ms for cost in costs if section.variant in {"", cost.variant}]
+        return load_guess_ns(installed.manifest, section.variant, measured_ms)
 
     async def find(self, section: ModelSection) -> Installed:
         """Return the bundle that is meant.

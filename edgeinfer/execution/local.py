@@ -63,18 +63,19 @@ class LocalExecutor:
             else:
                 return _without_worker(found)
             lanes = 1 if found.manifest.stateful else max(1, found.alive)
-            return Estimate(seed.p50_ns, seed.p99_ns, wait_ns, section.threads, lanes)
+            return Estimate(seed.p50_ns, seed.p99_ns, wait_ns, section.threads, lanes, is_guess=seed is UNKNOWN)
         return found if isinstance(found, Refusal) else self._before_loading(request.model, found)
 
     def _before_loading(self, name: str, load_ns: int) -> Estimate:
         """Return what running a model takes that is loaded for the request first."""
         section, installed = self._cache.section(name), self._cache.installed(name)
         if section is None or installed is None:
-            return Estimate(UNKNOWN.p50_ns, UNKNOWN.p99_ns, wait_ns=load_ns)
+            return Estimate(UNKNOWN.p50_ns, UNKNOWN.p99_ns, wait_ns=load_ns, is_guess=True)
         manifest = installed.manifest
         seed = seed_before_loading(manifest, section.variant, section.threads)
         lanes = 1 if manifest.stateful else section.workers
-        return Estimate(seed.p50_ns, seed.p99_ns, load_ns, section.threads, lanes)
+        is_guess = seed is UNKNOWN or self._cache.is_load_guessed(name)
+        return Estimate(seed.p50_ns, seed.p99_ns, load_ns, section.threads, lanes, is_guess)
 
     def begin(self, request: InferRequest, ended: Callable[[Ending], None], *, behind: bool = False) -> Stop | None:
         """Send the request at once to a worker that has nothing else to do, or one run. See `Executor.begin`."""

@@ -72,6 +72,8 @@ class ModelCache:
         wanted = self._wanted.setdefault(section.name, WantedModel(section))
         try:
             wanted.installed = self._loader.known(section)
+            if not section.preload and wanted.is_load_guessed:
+                wanted.load_guess_ns = self._loader.load_guess_ns(section, wanted.installed)
         except ArtifactError as error:
             wanted.missing = True
             now_ns = self._clock.now_ns()
@@ -185,6 +187,11 @@ class ModelCache:
         wanted = self._wanted.get(name)
         return None if wanted is None else wanted.section
 
+    def is_load_guessed(self, name: str) -> bool:
+        """Return whether what `find` says of a load is a guess: none was seen yet."""
+        wanted = self._wanted.get(name)
+        return wanted is None or wanted.is_load_guessed
+
     def residents(self) -> list[ResidentModel]:
         """Return what is in memory."""
         return [wanted.resident for wanted in self._wanted.values() if wanted.resident is not None]
@@ -252,8 +259,9 @@ class ModelCache:
         told = wanted.refusal
         try:
             async with self._loading:
-                if wanted.may_load(self._clock.now_ns()):
+                if wanted.may_load(began_ns := self._clock.now_ns()):
                     await self._succession.load(wanted, wanted.latest or wanted.section, spare_equals=spare_equals)
+                    wanted.loads_in(self._clock.now_ns() - began_ns)
         except EdgeInferError as error:
             if told is None or wanted.refusal is None or told.reason is not wanted.refusal.reason:
                 _log.error("not loaded model=%s error=%s", wanted.section.name, error)

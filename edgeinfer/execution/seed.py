@@ -5,11 +5,12 @@ Pure. What was seen replaces it after a few runs (`edgeinfer.scheduling.estimato
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeinfer.artifact.manifest import Manifest, Variant
 from edgeinfer.artifact.profile import Latency
-from edgeinfer.clock import NS_PER_MS, NS_PER_US
+from edgeinfer.clock import NS_PER_MS, NS_PER_S, NS_PER_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,10 @@ class Seed:
 
 UNKNOWN = Seed(100 * NS_PER_MS, 100 * NS_PER_MS)
 """When nobody has ever said."""
+_LOAD_LEAST_NS = 50 * NS_PER_MS
+"""A process, a session and the first look at the bundle."""
+_LOAD_BYTES_PER_S = 100_000_000
+"""What a slow card reads, and a small core hashes and parses meanwhile."""
 
 
 def seed_of(variant: Variant, threads: int, measured: Latency | None = None) -> Seed:
@@ -45,3 +50,17 @@ def seed_before_loading(manifest: Manifest, variant: str, threads: int) -> Seed:
     variants = [candidate for candidate in manifest.variants if candidate.name == variant] or manifest.variants
     seeds = [seed_of(candidate, threads) for candidate in variants]
     return max(seeds, key=lambda seed: seed.p99_ns, default=UNKNOWN)
+
+
+def load_guess_ns(manifest: Manifest, variant: str, measured_ms: Sequence[float] = ()) -> int:
+    """Return how long a load is taken to last before the first was seen.
+
+    `measured_ms` is what this device's profile says of the variants in question: the longest counts, for the form
+    that will be loaded isn't known yet. Without one it goes by the size of the files.
+    """
+    if measured_ms:
+        return _LOAD_LEAST_NS + round(max(measured_ms) * NS_PER_MS)
+    asked = [candidate.file for candidate in manifest.variants if candidate.name == variant or not variant]
+    shared_bytes = sum(file.size_bytes for path, file in manifest.files.items() if not path.endswith(".onnx"))
+    graph_bytes = max((manifest.files[path].size_bytes for path in asked if path in manifest.files), default=0)
+    return _LOAD_LEAST_NS + (shared_bytes + graph_bytes) * NS_PER_S // _LOAD_BYTES_PER_S

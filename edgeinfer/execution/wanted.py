@@ -18,7 +18,9 @@ from edgeinfer.store.crashes import CrashRecord
 from edgeinfer.store.store import Installed
 
 _LOAD_GUESS_NS = 2 * NS_PER_S
-"""What an on-demand load is taken to last before the first was seen."""
+"""What an on-demand load is taken to last of which not even the bundle is known."""
+_AROUND_NS = NS_PER_S // 20
+"""What a load takes beside the worker's own part, as long as it was not seen on demand."""
 RETRY_NS = 10 * NS_PER_S
 """From a load that failed for want of memory, a bundle or a runtime to the next try."""
 
@@ -48,10 +50,10 @@ class ModelStatus:
     shrunk: int = 0
     recycled: int = 0
     """How often a worker that took more than was reserved was asked to shrink, and was replaced, since the load."""
-
-
     pids: tuple[int, ...] = ()
     """Processes of its workers."""
+
+
 class Quarantined(ArtifactError):
     """Every variant that could run here crashed too often; only a command or another version changes that."""
 
@@ -81,6 +83,8 @@ class WantedModel:
     """It gave way to others, and there has been no room for it since."""
     loading: bool = False
     load_guess_ns: int = _LOAD_GUESS_NS
+    """What loading it on demand takes: a guess, or what the last load took."""
+    is_load_guessed: bool = True
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set unless a load that requests wait for is under way."""
 
@@ -102,7 +106,11 @@ class WantedModel:
         self.resident, self.latest, self.installed = resident, resident.section, resident.installed
         self.refusal, self.retry_ns, self.missing, self.unloaded, self.evicted = None, None, False, False, False
         self.instead_of, self.instead = None, None
-        self.load_guess_ns = resident.load_ns + NS_PER_S // 5
+        self.loads_in(resident.load_ns + _AROUND_NS)
+
+    def loads_in(self, took_ns: int) -> None:
+        """Note what a load took; the next one may take a bit longer."""
+        self.load_guess_ns, self.is_load_guessed = took_ns * 5 // 4, False
 
     def serve_instead_of(self, wanted: Installed, why: Refusal | None) -> None:
         """Note that what was admitted is an earlier version than the one that is wanted, and why."""
@@ -179,5 +187,5 @@ class WantedModel:
             providers=tuple(resident.workers[0].loaded.providers) if resident and resident.workers else (),
             shrunk=resident.shrunk if resident else 0,
             recycled=resident.recycled if resident else 0,
-        )
             pids=tuple(worker.pid for worker in resident.workers) if resident else (),
+        )

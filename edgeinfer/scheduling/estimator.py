@@ -214,6 +214,7 @@ class Estimator:
             seed.wait_ns,
             seed.cores,
             seed.lanes,
+            seed.is_guess and (window is None or not window.runs),
             max(1, round(mean * factor)),
             round(deviation * factor),
         )
@@ -277,6 +278,11 @@ class Estimator:
             return newest_ns
         fastest_ns = round(window.ordered[0] * factor)
         return fastest_ns if fastest_ns <= left_ns and window.may_explore(now_ns) else None
+
+    def may_explore(self, key: ModelKey, now_ns: int) -> bool:
+        """Return whether a model of which nothing is known can be tried: the last one that failed was long ago."""
+        window = self._windows.get(key)
+        return window is None or window.may_explore(now_ns)
 
     def doubts_tail(self, key: ModelKey) -> bool:
         """Return whether the p99 may be made by a few hiccups of the machine."""

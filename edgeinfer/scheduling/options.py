@@ -166,7 +166,8 @@ class Options:
         On an idle machine what is believed of the model decides; and where nothing was seen of it lately, a frame that
         may be dropped anyway is tried whatever the estimate: an idle core loses nothing. On a busy one the median
         decides, if the tail is doubtful; or, if the model alone would be late by it, and nobody tries it just now,
-        what is believed.
+        what is believed. What nobody has ever measured (the load of a model that never was in memory, say) refuses
+        nobody, while nobody else tries it.
         """
         if request.accept_late:
             return 0 if refusal.reason in {Reason.DEADLINE_UNREACHABLE, Reason.THERMAL} else None
@@ -176,12 +177,16 @@ class Options:
         if not len(self._queue) and not self._runs.cores_busy:
             if self._runs.believed_ns(request, estimate, left_ns=left_ns, now_ns=now_ns) is not None:
                 return 0
+            if estimate.is_guess and self._runs.may_explore(request, now_ns):
+                return 0
             return 0 if not request.firm and self._runs.hearsay(request, now_ns) else None
         if estimate.p50_ns <= left_ns:
             if not self._runs.doubts_tail(request):
                 return None
         elif self._runs.lanes_busy(key := model_key(request)) or any(job.key == key for job in self._queue.jobs()):
             return None
+        elif estimate.is_guess and self._runs.may_explore(request, now_ns):
+            return 0
         believed_ns = self._runs.believed_ns(request, estimate, left_ns=left_ns, now_ns=now_ns)
         return None if believed_ns is None else estimate.wait_ns + believed_ns
 

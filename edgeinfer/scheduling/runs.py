@@ -195,6 +195,10 @@ class Runs:
         now = conditions(times.cores, self.cores, self._clock_share)
         return self._estimator.believed_ns(model_key(request), times, left_ns=left_ns, now_ns=now_ns, conditions=now)
 
+    def may_explore(self, request: InferRequest, now_ns: int) -> bool:
+        """Return whether a model of which nothing is known can be tried."""
+        return self._estimator.may_explore(model_key(request), now_ns)
+
     def doubts_tail(self, request: InferRequest) -> bool:
         """Return whether a few hiccups of the machine may be what makes the model's p99."""
         return self._estimator.doubts_tail(model_key(request))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -144,5 +145,24 @@ def test_a_tail_of_many_runs_is_the_models_own_and_refuses_on_a_busy_machine() -
             await w.sleep(1)
             outcome = await w.submit("small", 20, firm=True).outcome()
             assert outcome.reason == Reason.DEADLINE_UNREACHABLE
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_who_would_be_late_by_a_guess_is_tried_all_the_same(busy: bool) -> None:
+    async def main() -> None:
+        async with world(begins=True) as w:
+            guess = Estimate(MS, MS, wait_ns=2_000 * MS, is_guess=True)
+            w.scripts["never loaded"] = Script(22 * MS, estimate=guess)
+            if busy:
+                w.submit("10ms", 100)
+                await w.sleep(1)
+            first, second = w.submit("never loaded", 100, firm=True), w.submit("never loaded", 100, firm=True)
+            assert (await first.outcome()).kind is OutcomeKind.OK
+            assert (await second.outcome()).reason == Reason.DEADLINE_UNREACHABLE, "one at a time"
+            w.scripts["never loaded"] = Script(22 * MS, estimate=replace(guess, is_guess=False))
+            known = w.submit("never loaded", 100, firm=True)
+            assert (await known.outcome()).reason == Reason.DEADLINE_UNREACHABLE, "it is known to fail"
 
     run_virtual(main())
