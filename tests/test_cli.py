@@ -437,6 +437,15 @@ def test_what_only_the_start_would_have_told_is_checked(tmp_path: Path, capsys: 
     assert (status, err.startswith(f"edgeinfer: {board}: ")) == (78, True)
 
 
+def test_a_ceiling_that_holds_no_model_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "device.toml"
+    for ceiling, warned in (("30 MiB", True), ("256 MiB", False)):
+        file.write_text(f"memory.ceiling = '{ceiling}'\n")
+        status, _, err = run("check-config", file, capsys=capsys)
+        assert status == 0
+        assert ("warning: memory.ceiling: 30 MiB have room for no model: edgeinfer itself takes about" in err) is warned
+
+
 @pytest.mark.parametrize("kind", ["device", "nearby"])
 def test_a_folder_of_keys_that_was_named_and_has_none_lets_nothing_pass(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -86,7 +86,7 @@ def _check(file: Path, kind: Kind) -> list[Problem]:
     if problems := tuple(_unknown_board(config.board)):
         raise ConfigError(str(file), problems)
     trusted = _trusted("paths.keys", config.paths.keys, load_toml(file).get("paths", {}))
-    return [*_board_file(config), *trusted, *_cpus(config.scheduler), *doubts(config)]
+    return [*_board_file(config), *trusted, *_cpus(config.scheduler), *_memory(config), *doubts(config)]
 
 
 def _board_of(file: Path) -> Any:
@@ -135,3 +135,20 @@ def _cpus(scheduler: SchedulerSection) -> Iterator[Problem]:
     if missing := sorted(set(scheduler.cpus or ()) - usable):
         text = f"this machine has no CPU {', '.join(map(str, missing))} (usable here: {sorted(usable)})"
         yield Problem("scheduler.cpus", text)
+
+
+def _memory(config: DeviceConfig) -> Iterator[Problem]:
+    """Yield when what edgeinfer takes itself leaves no room for a model below the ceiling."""
+    from edgeinfer.daemon.memory import USUAL_OWN_BYTES
+    from edgeinfer.errors import mib
+    from edgeinfer.gateway.bounds import bounds_within
+
+    ceiling_bytes = config.memory.ceiling
+    if ceiling_bytes is None:
+        return
+    buffer_bytes = bounds_within(ceiling_bytes).buffer_bytes
+    if (taken_bytes := USUAL_OWN_BYTES + buffer_bytes) >= ceiling_bytes:
+        text = f"edgeinfer itself takes about {mib(USUAL_OWN_BYTES)}, the local socket's buffers {mib(buffer_bytes)}"
+        yield Problem(
+            "memory.ceiling", f"{mib(ceiling_bytes)} have room for no model: {text}; set it above {mib(taken_bytes)}"
+        )

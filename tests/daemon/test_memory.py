@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from edgeinfer.daemon.memory import MemoryBudget, MemoryWatch
 from edgeinfer.errors import BudgetExceeded
 from edgeinfer.execution.ledger import OURSELVES, OUTGROWN, MemoryLedger
 from edgeinfer.execution.pressure import Pressure
+from edgeinfer.gateway.bounds import bounds_within
 
 MIB = 1 << 20
 
@@ -265,3 +267,14 @@ def test_what_another_reservation_covers_is_not_charged_to_the_daemon_as_well(ma
     machine.give(os.getpid(), 160)
     watched.step()
     assert watched.ours == 150
+
+
+def test_the_pages_example_adds_up_and_charges_the_gateway_what_the_code_does() -> None:
+    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+    table = page[page.index("The README's device, with a budget of 1 GiB") :]
+    table = table[: table.index("### ")]
+    rows = [(what, int(size)) for what, size in re.findall(r"^\| (.+?) \| (\d+) \|$", table, re.MULTILINE)]
+    assert dict(rows)["gateway"] == round(bounds_within(1 << 30).buffer_bytes / MIB)
+    *parts, (_, together) = rows
+    assert sum(size for _, size in parts) == together
+    assert f"{1024 - together} are free" in table
