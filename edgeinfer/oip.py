@@ -218,12 +218,10 @@ def check_header_bytes(header_bytes: int, body_bytes: int) -> None:
     """Check how long a header is said to be, before it is there.
 
     Raises:
-        ProtocolError: the length does not fit the body, or is too large.
+        ProtocolError: the length does not fit the body.
     """
     if not 0 < header_bytes <= body_bytes:
         raise ProtocolError(f"{HEADER_LENGTH} is {header_bytes}, the body has {body_bytes} bytes")
-    if header_bytes > MAX_HEADER_BYTES:
-        raise ProtocolError(f"the JSON header has {header_bytes} bytes, at most {MAX_HEADER_BYTES} are read")
 
 
 def join(payload: Payload) -> bytes:
