@@ -78,6 +78,8 @@ class RunTimes(Estimate):
     mean_ns: int = 0
     deviation_ns: int = 0
     """Standard deviation."""
+    seed_ns: int = 0
+    """The executor's own median, before anything was seen; 0 when that is not known."""
 
 
 @dataclass(slots=True)
@@ -217,6 +219,7 @@ class Estimator:
             seed.is_guess and (window is None or not window.runs),
             max(1, round(mean * factor)),
             round(deviation * factor),
+            round(seed.p50_ns * conditions.slowdown),
         )
 
     def observe(
@@ -277,6 +280,8 @@ class Estimator:
         if not failures and window.newest is not None and (newest_ns := round(window.newest * factor)) <= left_ns:
             return newest_ns
         fastest_ns = round(window.ordered[0] * factor)
+        if len(window.runs) < MIN_RUNS and times.seed_ns:
+            fastest_ns = min(fastest_ns, times.seed_ns)
         return fastest_ns if fastest_ns <= left_ns and window.may_explore(now_ns) else None
 
     def may_explore(self, key: ModelKey, now_ns: int) -> bool:

@@ -83,6 +83,17 @@ def test_one_caller_a_second_is_served_again_with_the_first_request_after_the_hi
     run_virtual(main())
 
 
+def test_the_first_run_of_all_may_be_the_slow_one() -> None:
+    async def main() -> None:
+        async with world(begins=True, cores=2) as w:
+            stage = Stage(w, 0)
+            assert (await w.submit("small", 5_000, firm=True).outcome()).kind is OutcomeKind.OK
+            await stage.call(1_000, 5_000, firm=True)
+            assert [outcome.kind for _, outcome in stage.seen] == [OutcomeKind.OK] * 5
+
+    run_virtual(main())
+
+
 def test_a_long_run_of_another_model_is_not_in_the_way_of_trying() -> None:
     async def main() -> None:
         async with world(begins=True) as w:
