@@ -86,16 +86,21 @@ class Played:
         return self.tally.wasted_ns / max(1, self.tally.ran_ns)
 
 
-def play(sizes: Sizes, load: float, noise: Noise, *, seed: int = 1) -> Played:
-    """Play both traces of that kind at that load, one after the other."""
+def play(sizes: Sizes, load: float, noise: Noise, *, seed: int = 1, begins: bool = True) -> Played:
+    """Play both traces of that kind at that load, one after the other.
+
+    With `begins` the executor takes requests without a task, as the local one does: at once, and one ahead.
+    """
     played = Played(Tally())
     for number, arrivals in enumerate(ARRIVALS):
         trace, _ = read_trace(sizes, arrivals)
-        run_virtual(_play(schedule(trace, load, SERVICE_NS), noise, random.Random(seed + number), played))
+        run_virtual(
+            _play(schedule(trace, load, SERVICE_NS), noise, random.Random(seed + number), played, begins=begins)
+        )
     return played
 
 
-async def _play(jobs: Sequence[Sent], noise: Noise, dice: random.Random, played: Played) -> None:
+async def _play(jobs: Sequence[Sent], noise: Noise, dice: random.Random, played: Played, *, begins: bool) -> None:
     clock = LoopClock(asyncio.get_running_loop())
     durations: dict[int, int] = {}
     ended: list[Outcome] = []
@@ -115,7 +120,7 @@ async def _play(jobs: Sequence[Sent], noise: Noise, dice: random.Random, played:
         durations[request.id] = noise.duration_ns(SERVICE_NS[size_us], dice)
         return request
 
-    local = FakeExecutor(clock, script)
+    local = FakeExecutor(clock, script, begins=begins)
     scheduler = Scheduler(
         local=local,
         nearby=None,
@@ -161,13 +166,21 @@ def main() -> None:
     parser.add_argument("--noise", choices=NOISES, default="realistic")
     parser.add_argument("--loads", type=float, nargs="*", default=LOADS)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--begins", choices=("yes", "no", "both"), default="both", help="executors without tasks")
     args = parser.parse_args()
+    for begins in {"yes": (True,), "no": (False,), "both": (True, False)}[args.begins]:
+        print(f"executor {'begins, one ahead' if begins else 'needs a task for each request'}")
+        table(NOISES[args.noise], args.loads, seeds=args.seeds, begins=begins)
+
+
+def table(noise: Noise, loads: Sequence[float], *, seeds: int, begins: bool) -> None:
+    """Print the rows of one kind of executor."""
     print("trace load  vs_bound  firm_broken  wasted  core_busy  offered  submit_us(mean,worst)  ended")
     for sizes in SIZES:
-        for load in args.loads:
+        for load in loads:
             total = Played(Tally())
-            for seed in range(args.seeds):
-                one = play(sizes, load, NOISES[args.noise], seed=100 * seed)
+            for seed in range(seeds):
+                one = play(sizes, load, noise, seed=100 * seed, begins=begins)
                 total.tally.add(one.tally)
                 total.arrivals += one.arrivals
                 total.submit_cpu_ns += one.submit_cpu_ns
