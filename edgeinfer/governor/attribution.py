@@ -45,14 +45,16 @@ class Shares:
 
     ours: float = 0.0
     whole: float = 0.0
+    seen_s: float = 0.0
 
     def after(self, ours: float | None, whole: float | None, dt_s: float) -> Shares:
         """Return the shares after `dt_s` with these loads, 0 to 1; what is unknown counts as ours."""
         if whole is None:
             return self
         own = whole if ours is None else min(ours, whole)
-        weight = min(1.0, dt_s / _SMOOTH_S)
-        return Shares(self.ours + weight * (own - self.ours), self.whole + weight * (whole - self.whole))
+        seen_s = min(_SMOOTH_S, self.seen_s + dt_s)  # before a minute is over: the mean of what there was
+        weight = min(1.0, dt_s / seen_s) if seen_s else 0.0
+        return Shares(self.ours + weight * (own - self.ours), self.whole + weight * (whole - self.whole), seen_s)
 
     @property
     def own_part(self) -> float:

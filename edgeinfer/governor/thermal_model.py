@@ -157,7 +157,8 @@ def observe(model: ThermalModel, temp_mc: int | None, load: float | None, now_ns
         if temp_mc is None:
             return model
         temp_c = temp_mc / 1000
-        start = (Candidate(tau_s, load, temp_c - _RISE_C * load, _RISE_C) for tau_s in TIME_CONSTANTS_S)
+        idle_c = _within(temp_c - _RISE_C * load, _IDLE_BOUNDS_C)
+        start = (Candidate(tau_s, load, idle_c, _RISE_C) for tau_s in TIME_CONSTANTS_S)
         return ThermalModel(tuple(start), len(TIME_CONSTANTS_S) // 2, at_ns=now_ns)
     dt_s = 0.0 if model.at_ns is None else (now_ns - model.at_ns) / NS_PER_S
     if dt_s <= 0:

@@ -4,17 +4,22 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from edgeinfer.artifact.board import Thermal, Trip
 from edgeinfer.clock import LoopClock
 from edgeinfer.config import ThermalSection
-from edgeinfer.governor.governor import Governor
+from edgeinfer.governor.attribution import Cause
+from edgeinfer.governor.frequency_cap import FrequencyCap
+from edgeinfer.governor.governor import BLIND, Governor
 from edgeinfer.limits import Limits, ThermalLevel
 from edgeinfer.quantity import MilliCelsius, Nanoseconds
 from edgeinfer.sensors.cpu import CpuClock
+from edgeinfer.sensors.cpufreq import read_policies
 from edgeinfer.sensors.firmware import UNKNOWN, FirmwareReading, Slowdown
+from edgeinfer.sensors.probe import InlineProbe
 from edgeinfer.sensors.sampling import BoardReading
 from edgeinfer.sensors.state import SensorState
 from edgeinfer.sensors.thermal import ThermalReading, ZoneReading
@@ -50,20 +55,26 @@ class Bench:
     """A governor over scripted readings; the last one stays."""
 
     def __init__(
-        self, script: list[BoardReading], *, enabled: bool = True, ceiling: Callable[[], int] = lambda: GIB
-    ) -> None:
+        self, script: list[BoardReading], *, enabled: bool = True, ceiling: Callable[[], int] = lambda: GIB,
+        thermal: Thermal = THERMAL, own_load: Callable[[], float | None] = lambda: None,
+        cap: FrequencyCap | None = None, root: Path | None = None,
+    ) -> None:  # fmt: skip
         self.script: Iterator[BoardReading] = iter(script)
         self.last = script[-1]
         self.reads = 0
+        self.root = root
         self.published: list[Limits] = []
         self.governor = Governor(
-            thermal=THERMAL, config=ThermalSection(enabled=enabled), read=self.read, cpus=CPUS,
+            thermal=thermal, config=ThermalSection(enabled=enabled), read=self.read, cpus=CPUS,
             memory_ceiling=ceiling, clock=LoopClock(asyncio.get_running_loop()), publish=self.published.append,
+            own_load=own_load, cap=cap,
         )  # fmt: skip
 
     def read(self) -> BoardReading:
         self.reads += 1
         self.last = next(self.script, self.last)
+        if self.root is not None:
+            return dataclasses.replace(self.last, policies=read_policies(self.root))
         return self.last
 
     async def run(self, seconds: float) -> None:
@@ -257,6 +268,76 @@ def test_kernel_that_acts_earlier_than_the_board_file_says_is_told_once(caplog: 
     run_virtual(main())
     assert len(caplog.records) == 1
     assert "kernel=passive at=75.0 C" in caplog.text
+
+
+def test_seconds_of_throttling_have_a_cause() -> None:
+    async def main() -> None:
+        slowed = FirmwareReading(Slowdown.THERMAL, "cpufreq-cpu0")
+        bench = Bench([reading(70, firmware=slowed)], own_load=lambda: 0.1)
+        await bench.run(90)
+        by = bench.governor.snapshot().throttled_by
+        assert by[Cause.OTHERS] > 80  # 0.1 of 0.5 is ours
+        assert sum(by.values()) == pytest.approx(bench.governor.snapshot().firmware_throttled_s)
+
+    run_virtual(main())
+
+
+def test_generic_board_takes_the_kernels_trip_and_a_known_one_does_not() -> None:
+    zone = ZoneReading(
+        "thermal_zone0", "cpu-thermal", SensorState.OK, 70_000, 70_000, "", (KernelTrip("passive", 75_000, 0),)
+    )
+
+    async def main(trips_from_kernel: bool) -> Limits:
+        bench = Bench(
+            [reading(70, zones=(zone,))], thermal=dataclasses.replace(THERMAL, trips_from_kernel=trips_from_kernel)
+        )
+        await bench.run(3)
+        return bench.governor.limits
+
+    assert run_virtual(main(False)).level is ThermalLevel.NOMINAL
+    assert run_virtual(main(True)).level is ThermalLevel.CRITICAL
+
+
+def test_clock_is_capped_before_work_is_paused_and_given_back(tmp_path: Path) -> None:
+    folder = tmp_path / "devices/system/cpu/cpufreq/policy0"
+    folder.mkdir(parents=True)
+    for name, text in {
+        "affected_cpus": "0 1 2 3", "cpuinfo_max_freq": "2000000", "scaling_max_freq": "2000000",
+        "scaling_governor": "schedutil",
+    }.items():  # fmt: skip
+        (folder / name).write_text(text)
+
+    async def main() -> None:
+        bench = Bench([reading(50), reading(82)], cap=FrequencyCap(tmp_path, make_probe=InlineProbe), root=tmp_path)
+        await bench.run(20)
+        assert (folder / "scaling_max_freq").read_text() == "1400000"  # 0.61 of the time, at the full clock
+        last = bench.governor.limits
+        assert (last.max_freq_hz, last.duty_cycle) == (1_400_000_000, 0.87)
+        assert [item.duty_cycle for item in bench.published][:2] == [1.0, 0.61]  # until the cap is seen in force
+        bench.governor.close()
+        assert (folder / "scaling_max_freq").read_text() == "2000000"
+
+    run_virtual(main())
+
+
+def test_model_is_learnt_and_told() -> None:
+    async def main() -> None:
+        temp_c, load, script = 40.0, 0.2, []
+        for second in range(1500):
+            script.append(dataclasses.replace(reading(temp_c + second % 3 / 10), busy_share=load))
+            load = (0.2, 0.9, 0.5)[second // 100 % 3]
+            temp_c += (32 + 40 * load - temp_c) / 60
+        bench = Bench(script)
+        assert bench.governor.snapshot().outlook == BLIND
+        await bench.run(1499)
+        found = bench.governor.snapshot().outlook
+        assert found.trusted
+        assert found.rise_c == pytest.approx(40, rel=0.2)
+        assert found.tau_s == pytest.approx(60, rel=0.6)
+        assert found.sustainable == 1.0
+        assert found.next_trip_s is None
+
+    run_virtual(main())
 
 
 def test_before_the_first_step_everything_is_nominal() -> None:

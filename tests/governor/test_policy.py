@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgeinfer.artifact.board import known_boards, load_board
 from edgeinfer.governor.policy import Decision, Policy, PolicyState, step
+from edgeinfer.governor.thermal_model import Forecast
 from edgeinfer.governor.trip import TripPoint, duty_curve
 from edgeinfer.limits import ThermalLevel
 from edgeinfer.limits import ThermalLevel as L
@@ -220,3 +221,75 @@ def test_hotter_never_gets_more(board: object, state: PolicyState, one: int, oth
 @given(states, readings, st.integers(0, 200))
 def test_step_depends_on_its_arguments_alone(state: PolicyState, reading: ThermalReading, at_s: int) -> None:
     assert step(POLICY, state, reading, at_s * S) == step(POLICY, state, reading, at_s * S)
+
+
+# With a forecast.
+
+forecasts = st.builds(Forecast, st.floats(-40, 110), st.floats(3, 120), st.floats(4, 440), st.floats(0, 1))
+PI_LIKE = Forecast(idle_c=52, rise_c=40, tau_s=125, load=0.6)
+
+# Trips 80, 88 and 95 C: the target is 92.2 C, where PI_LIKE holds a load of 1.0.
+FORESEEN = [
+    # level before, temperature, forecast, load of others; level, duty cycle after
+    (L.NOMINAL, 60_000, PI_LIKE, 0.0, L.NOMINAL, 1.0),
+    (L.NOMINAL, 84_000, PI_LIKE, 0.0, L.WARM, 1.0),  # the trips alone would pace to 0.52
+    (L.WARM, 92_200, Forecast(72.2, 40, 125, 0.5), 0.0, L.HOT, 0.5),  # holds what it holds
+    (L.WARM, 92_200, Forecast(72.2, 40, 125, 0.5), 0.2, L.HOT, 0.3),  # others heat, too
+    (L.WARM, 90_200, Forecast(72.2, 40, 125, 0.5), 0.0, L.HOT, 0.78),  # and begins before the target
+    (L.WARM, 94_000, Forecast(0.0, 40, 125, 0.5), 0.0, L.HOT, 0.35),  # the line, whatever the forecast says
+    (L.HOT, 95_000, Forecast(0.0, 40, 125, 0.5), 0.0, L.CRITICAL, 0.0),
+    (L.CRITICAL, 91_000, Forecast(0.0, 40, 125, 0.5), 0.0, L.CRITICAL, 0.0),
+]
+
+
+@pytest.mark.parametrize(("level", "temp_mc", "forecast", "others", "expected", "duty"), FORESEEN)
+def test_step_with_a_forecast(
+    level: ThermalLevel, temp_mc: int, forecast: Forecast, others: float, expected: ThermalLevel, duty: float
+) -> None:
+    state = PolicyState(level, 0.5, since_ns=0)
+    _, decision = step(POLICY, state, ok(temp_mc), 100 * S, forecast=forecast, others=others)
+    assert (decision.level, decision.duty_cycle) == (expected, duty)
+
+
+@given(
+    st.sampled_from(BOARDS), states, st.integers(-40_000, 125_000), st.integers(-40_000, 125_000), forecasts,
+    st.floats(0, 1),
+)  # fmt: skip
+def test_with_any_forecast_hotter_never_gets_more(
+    board: object, state: PolicyState, one: int, other: int, forecast: Forecast, others: float
+) -> None:
+    assert hasattr(board, "thermal")
+    policy = Policy.of(board.thermal)
+    low, high = sorted((one, other))
+    cool, hot = (step(policy, state, ok(temp), 200 * S, forecast=forecast, others=others)[1] for temp in (low, high))
+    assert cool.level <= hot.level
+    assert cool.duty_cycle >= hot.duty_cycle
+
+
+@given(st.sampled_from(BOARDS), states, readings, forecasts, st.floats(0, 1))
+def test_a_forecast_changes_no_level_and_nothing_at_the_critical_trip_or_in_a_fault(
+    board: object, state: PolicyState, reading: ThermalReading, forecast: Forecast, others: float
+) -> None:
+    assert hasattr(board, "thermal")
+    policy = Policy.of(board.thermal)
+    alone = step(policy, state, reading, 200 * S)[1]
+    decision = step(policy, state, reading, 200 * S, forecast=forecast, others=others)[1]
+    assert decision.level is alone.level
+    assert 0 <= decision.duty_cycle <= 1
+    if reading.temp_mc is None or reading.temp_mc >= policy.trips[-1].trip_mc:
+        assert decision == alone
+
+
+@given(st.sampled_from(BOARDS))
+def test_the_target_leaves_room_to_the_critical_trip(board: object) -> None:
+    assert hasattr(board, "thermal")
+    policy = Policy.of(board.thermal)
+    assert policy.target_mc is not None
+    assert policy.trips[0].trip_mc < policy.target_mc <= policy.trips[-1].trip_mc - 1_500
+
+
+def test_without_a_critical_trip_there_is_no_target_and_a_forecast_says_nothing() -> None:
+    policy = Policy(TRIPS[:1], duty_curve(TRIPS[:1]), 5 * S, 0.5, 100_000)
+    assert policy.target_mc is None
+    decision = step(policy, PolicyState(), ok(82_000), 0, forecast=PI_LIKE)[1]
+    assert decision == step(policy, PolicyState(), ok(82_000), 0)[1]
