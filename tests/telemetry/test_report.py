@@ -10,6 +10,8 @@ import pytest
 
 from edgeinfer.clock import NS_PER_S
 from edgeinfer.execution.ledger import OURSELVES, OUTGROWN, LedgerSnapshot
+from edgeinfer.governor.attribution import Cause
+from edgeinfer.governor.governor import Outlook
 from edgeinfer.metrics import OriginCounts
 from edgeinfer.mqtt.envelope import Report, State, decode, encode
 from edgeinfer.mqtt.stamp import Stamp
@@ -100,6 +102,22 @@ def test_percentiles_of_nothing_and_unknown_temperatures_are_null() -> None:
     assert report["origins"][0]["p99_ms"] == {"local": None}
     assert report["offloaded_share"] is None
     assert read(state)["thermal"]["temp_c"] is None
+
+
+def test_causes_of_throttling_and_the_forecast_are_reported(world: World) -> None:
+    snapshot = world.snapshot()
+    assert read(report_of(snapshot))["thermal"]["forecast"] is None
+    governor = replace(
+        snapshot.governor,
+        throttled_by={Cause.OURS: 0.0, Cause.AMBIENT: 12.25},
+        outlook=Outlook(0.9, True, idle_c=41.26, rise_c=39.9, tau_s=107.4, sustainable=0.61, next_trip_s=None),
+    )
+    thermal = read(report_of(replace(snapshot, governor=governor)))["thermal"]
+    assert thermal["throttled_by"] == {"ours": 0.0, "ambient": 12.25}
+    assert thermal["forecast"] == {
+        "confidence": 0.9, "idle_c": 41.3, "rise_c": 39.9, "time_constant_s": 107.4, "sustainable": 0.61,
+        "next_trip_s": None,
+    }  # fmt: skip
 
 
 def test_not_even_nan_breaks_the_json(world: World) -> None:
