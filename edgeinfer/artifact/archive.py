@@ -12,6 +12,7 @@ import io
 import os
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -36,10 +37,13 @@ def pack_bundle(bundle: Path, archive: Path) -> str:
         OSError: the archive cannot be written; nothing is left of it.
     """
     manifest, digest = verify_bundle(bundle)
+    if archive.resolve().is_relative_to(bundle.resolve()):
+        raise ArtifactError(f"{archive} would lie inside the bundle, where nothing may be added; name another place")
     signature = [SIGNATURE_FILE] if (bundle / SIGNATURE_FILE).exists() else []
-    partial = archive.with_name(archive.name + ".part")
+    descriptor, beside = tempfile.mkstemp(prefix=f".{archive.name}.", dir=archive.parent)
+    partial = Path(beside)
     try:
-        with partial.open("wb") as out:
+        with os.fdopen(descriptor, "wb") as out:
             with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 for name in (MANIFEST_FILE, *signature, *sorted(manifest.files)):
                     with (bundle / name).open("rb") as file:
@@ -48,6 +52,7 @@ def pack_bundle(bundle: Path, archive: Path) -> str:
                         member.mode = 0o644
                         tar.addfile(member, file)
             out.flush()
+            os.fchmod(out.fileno(), 0o644)
             os.fsync(out.fileno())
         partial.replace(archive)
     finally:
@@ -104,7 +109,7 @@ def _unpack(file: io.FileIO, archive: Path, folder: Path, max_bytes: int) -> Non
                 written += member.size
                 target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 _extract(tar, member, target, archive)
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:  # headers upon headers
         raise ArtifactError(f"{archive} is not a sound tar archive: {error}") from error
     except (FileExistsError, NotADirectoryError) as error:
         raise ArtifactError(f"{archive} has a file where it also has a folder: {error.filename}") from error

@@ -37,6 +37,28 @@ def test_nothing_is_left_of_an_archive_of_a_broken_bundle(tmp_path: Path) -> Non
     assert not list(tmp_path.glob("a.tar*"))
 
 
+def test_an_archive_never_lies_in_its_bundle_and_leaves_its_neighbours_alone(tmp_path: Path) -> None:
+    make_bundle(tmp_path / "a")
+    before = listing(tmp_path / "a")
+    for place in ("x.tar", "manifest.json", "model/fp32.onnx"):
+        with pytest.raises(ArtifactError, match="would lie inside the bundle"):
+            pack_bundle(tmp_path / "a", tmp_path / "a" / place)
+    assert listing(tmp_path / "a") == before
+    (tmp_path / "a.tar.part").write_text("somebody's")
+    pack_bundle(tmp_path / "a", tmp_path / "a.tar")
+    assert (tmp_path / "a.tar.part").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XGLTYPE])
+def test_headers_upon_headers_are_no_archive(tmp_path: Path, kind: bytes) -> None:
+    block = tarfile.TarInfo("h")
+    block.type, block.size = kind, 0
+    (tmp_path / "a.tar").write_bytes(block.tobuf(tarfile.USTAR_FORMAT) * 5000 + bytes(1024))
+    with pytest.raises(ArtifactError):
+        unpack_bundle(tmp_path / "a.tar", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def _member(name: str, data: bytes = b"data", **fields: object) -> Callable[[tarfile.TarFile], None]:
     def add(tar: tarfile.TarFile) -> None:
         member = tarfile.TarInfo(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,18 @@ def test_data_that_cannot_decide_a_gate_are_refused() -> None:
 def test_an_output_that_is_not_finite_fails_by_name() -> None:
     with pytest.raises(GateFailed, match=r"s\[0\]: output 'y' holds NaN or infinity"):
         value_of(Gate("max_abs_error", maximum=1, output="y"), Echo(np.nan), stream("", [1]))
+
+
+@pytest.mark.parametrize("metric", ["max_abs_error", "mean_abs_error", "label_agreement", "cosine"])
+def test_a_variant_that_loses_numbers_fails_also_where_not_a_number_is_an_answer(metric: str) -> None:
+    gate = Gate(metric, maximum=1, output="y") if metric.endswith("error") else Gate(metric, minimum=0, output="y")
+    found = recipe(gate)
+    outputs = [TensorSpec(name="y", datatype="FP32", shape=[-1], max_shape=[8], allow_non_finite=True)]
+    found = replace(found, outputs=outputs)
+    with pytest.raises(GateFailed, match=r"s\[0\]: 1 of 2 values of output 'y' are NaN or infinite, the float model's"):
+        evaluate(Echo(np.array([0, np.nan])), Echo(), [stream("", [1, 1])], found)
+    same = Echo(np.array([0, np.nan]))
+    evaluate(same, same, [stream("", [1, 1])], found)
 
 
 def test_another_shape_than_the_float_model_fails() -> None:

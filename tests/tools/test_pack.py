@@ -41,6 +41,7 @@ def test_what_exists_is_refused_and_untouched(tmp_path: Path) -> None:
 def test_replacing_keeps_the_old_one_until_the_new_one_is_ready(tmp_path: Path) -> None:
     target = tmp_path / "bundle"
     target.mkdir()
+    (target / "manifest.json").write_bytes(b"{}")
     (target / "old").write_bytes(b"old")
     with pytest.raises(ValueError, match="spoiled"), staging(target, replace=True):
         raise ValueError("spoiled")
@@ -57,3 +58,32 @@ def test_the_file_table_names_every_file_by_its_path(tmp_path: Path) -> None:
     table = file_table(tmp_path)
     assert list(table) == ["a/b"]
     assert table["a/b"].size_bytes == 3
+
+
+def test_replacing_touches_nothing_but_bundles(tmp_path: Path) -> None:
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years")
+    link = tmp_path / "link"
+    link.symlink_to(precious)
+    for target in (precious, link, precious / ".." / "thesis"):
+        said = "is no bundle, and --replace replaces nothing else"
+        with pytest.raises(OutputExists, match=said), staging(target, replace=True):
+            pytest.fail("the block must not run")
+    assert (precious / "thesis.txt").read_text() == "years"
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_appears_while_a_bundle_is_built_is_kept(tmp_path: Path, replace: bool) -> None:
+    target = tmp_path / "bundle"
+
+    def build() -> None:
+        with staging(target, replace=replace) as folder:
+            (folder / "file").write_bytes(b"x")
+            target.mkdir()
+            (target / "thesis.txt").write_text("years")
+
+    with pytest.raises(OutputExists):
+        build()
+    assert (target / "thesis.txt").read_text() == "years"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]

@@ -47,6 +47,7 @@ def evaluated(recipe: Recipe) -> list[Stream]:
         ("import no_such_module_anywhere\n", 4, "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
         ("def evaluation(files)\n    pass\n", 4, "SyntaxError: expected ':'"),
         ("COUNT = 1 / 0\n", 4, "ZeroDivisionError: division by zero"),
+        ("import sys\n\ndef evaluation(files):\n    sys.exit(0)\n", 7, "SystemExit: 0"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_line(conv_recipe: RecipeMaker, data: str, line: int, said: str) -> None:

@@ -85,6 +85,16 @@ def test_signing_adds_the_signature_and_nothing_else(bundle: Path, keys: tuple[P
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["tiny"]
 
 
+def test_a_bundle_named_by_a_relative_path_is_signed_anew(
+    bundle: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle.parent)
+    for _ in range(3):
+        sign(Path("tiny"), keys[0], replace=True)
+    manifest, digest = verify_bundle(bundle)
+    assert verify_signature(bundle, manifest, digest, read_keys([keys[1]])).path == keys[1]
+
+
 def test_a_signature_is_replaced_only_when_asked(bundle: Path, keys: tuple[Path, Path]) -> None:
     sign(bundle, keys[0])
     first = (bundle / "model.sig").read_bytes()

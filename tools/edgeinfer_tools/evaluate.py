@@ -119,7 +119,8 @@ def evaluate(variant: Runner, reference: Answering, streams: Iterable[Stream], r
 
     Raises:
         DataRefused: there are no requests, or one breaks the contract.
-        GateFailed: an output is NaN or infinite, or has another shape than the float model's.
+        GateFailed: an output is NaN or infinite where that isn't allowed or the float model's is not, or has another
+            shape than the float model's.
         SessionError: a run failed.
     """
     result = Evaluation()
@@ -177,6 +178,11 @@ def _compare(result: Evaluation, got: dict[str, Array], want: dict[str, Array], 
             continue
         if not spec.allow_non_finite and not np.isfinite(mine).all():
             raise GateFailed(f"{where}: output {spec.name!r} holds NaN or infinity")
+        if lost := int(np.count_nonzero(np.isfinite(theirs) & ~np.isfinite(mine))):
+            text = (
+                f"{lost} of {mine.size} values of output {spec.name!r} are NaN or infinite, the float model's are not"
+            )
+            raise GateFailed(f"{where}: {text}")
         result.errors.setdefault(spec.name, OutputError()).add(mine, theirs)
     for index, gate in enumerate(recipe.file.gates):
         if gate.metric == "iou":

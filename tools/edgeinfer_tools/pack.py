@@ -25,23 +25,34 @@ def staging(target: Path, *, replace: bool) -> Iterator[Path]:
     """Yield an empty folder that becomes `target` when the block ends well, and is removed when it does not.
 
     Raises:
-        OutputExists: `target` is there and may not be replaced.
+        OutputExists: `target` is there and may not be replaced, or is no bundle; also when it appears meanwhile.
     """
-    if target.exists() and not replace:
-        raise OutputExists(f"{target} exists; name another folder, or add --replace")
+    target = Path(os.path.abspath(target))  # noqa: PTH100 - a link at the end must not be followed, as resolve() does
+    _require_replaceable(target, replace=replace)
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.building-", dir=target.parent))
     try:
         yield folder
         _sync(folder)
         folder.chmod(0o755)
-        _publish(folder, target)
+        _publish(folder, target, replace=replace)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _publish(folder: Path, target: Path) -> None:
-    """Rename into place; what stood there is moved away first and removed after."""
+def _require_replaceable(target: Path, *, replace: bool) -> None:
+    """Let only a bundle, or nothing at all, be replaced: a folder of anything else is somebody's work."""
+    if not os.path.lexists(target):
+        return
+    if not replace:
+        raise OutputExists(f"{target} exists; name another folder, or add --replace")
+    if target.is_symlink() or not (target / MANIFEST_FILE).is_file():
+        raise OutputExists(f"{target} is no bundle, and --replace replaces nothing else; name another folder")
+
+
+def _publish(folder: Path, target: Path, *, replace: bool) -> None:
+    """Rename into place; the bundle that stood there is moved away first and removed after."""
+    _require_replaceable(target, replace=replace)
     if target.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
         target.replace(old / "bundle")

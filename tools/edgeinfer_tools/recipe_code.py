@@ -31,7 +31,7 @@ def blamed_on(path: Path, *, line: int = 1) -> Iterator[None]:
         yield
     except EdgeInferError:
         raise
-    except Exception as error:  # somebody else's code raises what it likes
+    except (Exception, SystemExit) as error:  # somebody else's code raises what it likes, and must not end the build
         raise RecipeCodeFailed(path, _line_in(path, error) or line, f"{type(error).__name__}: {error}") from error
 
 
@@ -100,7 +100,7 @@ def _guarded(path: Path, iterable: Iterable[Any], line: int) -> Iterator[Any]:
         yield item
 
 
-def _line_in(path: Path, error: Exception) -> int | None:
+def _line_in(path: Path, error: BaseException) -> int | None:
     """Return the innermost line of the file that had a part in the error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno

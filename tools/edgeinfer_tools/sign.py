@@ -40,6 +40,7 @@ def sign(bundle: Path, key: Path, *, password: bytes | None = None, replace: boo
         OutputExists: it is signed already.
         KeyRefused: the key cannot be read, or is none that bundles are signed with.
     """
+    bundle = bundle.absolute()  # the library takes a relative path to be left out as one below the bundle
     manifest, digest = verify_bundle(bundle)
     if is_signed(bundle) and not replace:
         raise OutputExists(f"{bundle} is signed already; --replace signs it anew")

@@ -220,7 +220,7 @@ def _pytorch(recipe: Recipe, source: Source) -> Obtained:
         "outputs": source.outputs or [spec.name for spec in recipe.outputs],
         "path": [*map(str, folders), str(recipe.folder.resolve())],
         "folder": str(recipe.folder.resolve()),
-        "checkpoint": str(checkpoint) if checkpoint else "",
+        "checkpoint": str(checkpoint.resolve()) if checkpoint else "",
     }
     code = [path for path in sorted(recipe.folder.glob("*.py")) if path.name not in {"data.py", "graph.py"}]
     parts = [*(wheel.sha256 for wheel in source.packages), *(sha256(path.read_bytes()) for path in code)]
