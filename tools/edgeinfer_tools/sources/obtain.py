@@ -192,7 +192,7 @@ def _huggingface(recipe: Recipe, source: Source) -> Obtained:
     folder = _from_hub(source) if source.hub else fetch_folder(source, folder=recipe.folder)
     task, digest = detect_task(folder / "config.json", source.task), tree_digest(folder)
     content: Order = {"kind": "huggingface", "task": task}
-    return _exported({**content, "model": str(folder)}, content, digest, _opset(recipe, source), source)
+    return _exported({**content, "model": str(folder.resolve())}, content, digest, _opset(recipe, source), source)
 
 
 def _from_hub(source: Source) -> Path:
