@@ -208,6 +208,7 @@ def test_load_of_others_leaves_less_for_us_and_is_not_ignored(name: str) -> None
     board = BOARDS[name]
     run = simulate(board, 25, foresee=learnt, others=0.3)
     assert run.states[-1].throttled_s == 0
+    assert run.trusted_s > 1800
     assert run.peak_c <= board.thermal.trips[-1].at_c / 1000 - 0.5
 
 
