@@ -42,7 +42,9 @@ VOCABULARY_ORDER = ("errors", "clock", "datatype", "limits", "quantity", "reques
 WORKER_SIDE = frozenset({"compile", "decode", "feed", "main", "providers", "sequence", "session", "zygote"})
 """Modules of `edgeinfer.worker` that run in the zygote and in workers, never in the daemon."""
 NUMBERS = frozenset({"numpy", "onnxruntime", "onnx", "PIL", "torch", "optimum", "transformers", "scipy", "cv2"})
-TOOLS_MAY_USE = frozenset({"artifact", "oip", "errors", "plain_file", "toml_file", "datatype", "worker", "clock", "request"})
+TOOLS_MAY_USE = frozenset(
+    {"artifact", "oip", "errors", "plain_file", "toml_file", "datatype", "worker", "clock", "request"}
+)
 """What `edgeinfer_tools` may import of edgeinfer: contracts, and the worker to measure with."""
 DEMO_AND_BENCH = ("edgeinfer_demo", "edgeinfer_bench")
 
