@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 from pathlib import Path
 
@@ -98,7 +99,10 @@ def test_missing_meminfo_is_unknown_not_zero(
 
 def test_real_process_is_measured_as_it_grows(clock: FakeClock) -> None:
     before = read_memory(Path("/proc"), Path("/sys"), [os.getpid()]).own
-    ballast = bytearray(os.urandom(1)) * (32 * MIB)
-    after = read_memory(Path("/proc"), Path("/sys"), [os.getpid()]).own
+    with mmap.mmap(
+        -1, 32 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    ) as ballast:  # malloc may reuse what it has
+        for page in range(0, 32 * MIB, 4096):
+            ballast[page] = 1
+        after = read_memory(Path("/proc"), Path("/sys"), [os.getpid()]).own
     assert 30 * MIB < after.anonymous_bytes - before.anonymous_bytes < 40 * MIB
-    assert len(ballast) == 32 * MIB
