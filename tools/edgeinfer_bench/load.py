@@ -168,7 +168,9 @@ def _requests(root: Path, chain: Chain, files: list[Path], limit_bytes: int | No
         OSError: a group with that limit may not be made here.
         EdgeInferError: the model does not load under it, or does not answer.
     """
-    config = f'\n[memory]\nreserve = "0 MiB"\n\n[[model]]\nname = "{chain.name}"\n'  # the group is the device's own
+    # A board of that size has such a ceiling; what is reserved follows from it.
+    ceiling = "" if limit_bytes is None else f"ceiling = {limit_bytes + _ROOM_BYTES}\n"
+    config = f'\n[memory]\nreserve = "0 MiB"\n{ceiling}\n[[model]]\nname = "{chain.name}"\n'
     service = Service(root, [], extra_config=config)
     service.install()
     zeros = {"x": Tensor("FP32", [chain.rows, chain.width], bytes(chain.input_bytes))}
