@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
@@ -116,7 +116,7 @@ def read_keys(paths: Iterable[Path]) -> list[TrustedKey]:
         except OSError as error:
             problems.append(Problem(str(path), f"cannot be read: {error.strerror}"))
             continue
-        except Exception:  # noqa: BLE001 (cryptography raises ValueError, UnsupportedAlgorithm and its own)
+        except (ValueError, UnsupportedAlgorithm):
             problems.append(Problem(str(path), "is no public key in PEM form (-----BEGIN PUBLIC KEY-----)"))
             continue
         if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in _CURVES:
