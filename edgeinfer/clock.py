@@ -81,12 +81,3 @@ async def sleep_until(deadline_ns: int, clock: Clock) -> None:
     """Wait until `clock` has reached `deadline_ns`; return at once when it already has."""
     while (left_ns := deadline_ns - clock.now_ns()) > 0:
         await asyncio.sleep(left_ns / NS_PER_S)
-
-
-def boot_id() -> str:
-    """Return the kernel's id of this boot, or `unknown` where there is none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
-            return file.read().strip()
-    except OSError:
-        return "unknown"
